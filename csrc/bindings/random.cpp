@@ -1,0 +1,28 @@
+#include "bindings/bindings.h"
+#include "device/config.h"
+#include "device/generator.h"
+
+namespace neuron {
+
+void bind_random(py::module& module) {
+  module.def("default_generator", [](c10::DeviceIndex index) {
+    if (index >= 0) {
+      config::check_device_index(index);
+    }
+    return default_generator(index);
+  });
+  module.def("seed_default_generators", &seed_default_generators);
+  // For tests and for kernels written in Python: what a random op does at its call.
+  module.def(
+      "reserve_random",
+      [](at::Generator generator, uint64_t increment) {
+        auto* neuron = at::check_generator<NeuronGenerator>(generator);
+        const PhiloxState state = neuron->reserve(increment);
+        return std::make_pair(state.seed, state.offset);
+      },
+      py::arg("generator"), py::arg("increment"));
+  module.def("host_rng", &host_rng);
+  module.def("set_host_rng", &set_host_rng);
+}
+
+} // namespace neuron

@@ -1,0 +1,90 @@
+#include "bindings/bindings.h"
+#include "trace/correlation.h"
+#include "trace/kineto_plugin.h"
+#include "trace/profiler_stubs.h"
+#include "trace/ring.h"
+
+#include <memory>
+#include <vector>
+
+namespace neuron {
+
+namespace {
+
+// A reader that Python can close before the object goes away.
+class TraceReader {
+ public:
+  explicit TraceReader(size_t capacity) : reader_(std::make_unique<trace::Reader>(capacity)) {}
+
+  // A list of tuples in the order of torch_neuronx.profiler.Launch.
+  py::list take() {
+    py::list launches;
+    if (reader_ == nullptr) {
+      return launches;
+    }
+    std::vector<trace::Record> records;
+    {
+      py::gil_scoped_release no_gil;
+      records = reader_->take();
+    }
+    dropped_ = reader_->dropped();
+    for (const trace::Record& record : records) {
+      launches.append(py::make_tuple(
+          record.name, record.signature, trace::op_of(record.correlation), trace::annotation_of(record.correlation),
+          record.enqueue_ns, record.start_ns, record.end_ns, record.device, record.stream, record.thread,
+          record.inline_run != 0));
+    }
+    return launches;
+  }
+
+  uint64_t dropped() const { return dropped_; }
+  void close() { reader_.reset(); }
+
+ private:
+  std::unique_ptr<trace::Reader> reader_;
+  uint64_t dropped_ = 0;
+};
+
+// Nanoseconds per launch of what a layer that runs launches does for the trace; the lower bound of what it costs.
+double measure_trace_cost(int64_t launches, bool on) {
+  std::unique_ptr<trace::Reader> reader;
+  if (on) {
+    reader = std::make_unique<trace::Reader>(size_t{1} << 16);
+  }
+  TORCH_CHECK(
+      on || !trace::enabled(), "the trace is on (a profiler runs, or torch_neuronx.profiler.launches()): its cost "
+                               "when off cannot be measured now");
+  const int64_t start = trace::now_ns();
+  for (int64_t i = 0; i < launches; ++i) {
+    trace::Record record;
+    record.name = "neuron::trace_cost";
+    if (trace::enabled()) { // at submission
+      record.correlation = trace::current_correlation();
+      record.enqueue_ns = trace::now_ns();
+    }
+    if (trace::enabled()) { // on the executor
+      record.start_ns = trace::now_ns();
+      record.end_ns = trace::now_ns();
+      trace::append(record);
+    }
+  }
+  return static_cast<double>(trace::now_ns() - start) / static_cast<double>(launches);
+}
+
+} // namespace
+
+void bind_trace(py::module& module) {
+  trace::register_kineto_plugin();
+  trace::register_profiler_stubs();
+  py::class_<TraceReader>(module, "_TraceReader")
+      .def(py::init<size_t>(), py::arg("capacity"))
+      .def("take", &TraceReader::take)
+      .def("close", &TraceReader::close)
+      .def_property_readonly("dropped", &TraceReader::dropped);
+  module.def("_trace_enabled", &trace::enabled);
+  module.def(
+      "_measure_trace_cost", &measure_trace_cost, py::arg("launches"), py::arg("on"),
+      py::call_guard<py::gil_scoped_release>());
+}
+
+} // namespace neuron

@@ -1,0 +1,178 @@
+#include "device/generator.h"
+
+#include "device/config.h"
+#include "device/current.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+namespace neuron {
+
+namespace {
+
+constexpr uint64_t kOffsetUnit = 4; // philox gives four numbers a counter step
+constexpr size_t kSeedBytes = sizeof(uint64_t);
+constexpr size_t kStateBytes = kSeedBytes + sizeof(int64_t);
+
+struct DefaultGenerators {
+  std::mutex mutex;
+  std::optional<uint64_t> seed; // what seed_default_generators asked for
+  std::array<at::Generator, config::kMaxDevices + 1> generators;
+};
+
+// Never destroyed: Python holds generators until the very end.
+DefaultGenerators& defaults() {
+  static auto* const all = new DefaultGenerators();
+  return *all;
+}
+
+std::atomic<bool>& host_rng_flag() noexcept {
+  static std::atomic<bool> flag{[] {
+    const char* value = std::getenv("TORCH_NEURONX_HOST_RNG");
+    return value != nullptr && std::strcmp(value, "") != 0 && std::strcmp(value, "0") != 0;
+  }()};
+  return flag;
+}
+
+c10::DeviceIndex index_or_current(c10::DeviceIndex index) {
+  return index < 0 ? current_device() : index;
+}
+
+} // namespace
+
+NeuronGenerator::NeuronGenerator(c10::DeviceIndex index, uint64_t seed)
+    : NeuronGenerator(index, std::make_shared<SharedState>()) {
+  state_->philox.seed = seed;
+}
+
+NeuronGenerator::NeuronGenerator(c10::DeviceIndex index, std::shared_ptr<SharedState> state)
+    : c10::GeneratorImpl(
+          c10::Device(c10::DeviceType::PrivateUse1, index),
+          c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
+      state_(std::move(state)) {}
+
+PhiloxState NeuronGenerator::reserve(uint64_t increment) {
+  const uint64_t step = (increment + kOffsetUnit - 1) / kOffsetUnit * kOffsetUnit;
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  const PhiloxState reserved = state_->philox;
+  state_->philox.offset += step;
+  return reserved;
+}
+
+PhiloxState NeuronGenerator::read() const {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  return state_->philox;
+}
+
+void NeuronGenerator::write(PhiloxState philox) {
+  TORCH_CHECK(philox.offset % kOffsetUnit == 0, "offset must be a multiple of 4, got ", philox.offset);
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->philox = philox;
+}
+
+void NeuronGenerator::set_current_seed(uint64_t seed) {
+  write({seed, 0});
+}
+
+void NeuronGenerator::set_offset(uint64_t offset) {
+  write({current_seed(), offset});
+}
+
+uint64_t NeuronGenerator::get_offset() const {
+  return read().offset;
+}
+
+uint64_t NeuronGenerator::current_seed() const {
+  return read().seed;
+}
+
+uint64_t NeuronGenerator::seed() {
+  const uint64_t random = c10::detail::getNonDeterministicRandom(/*is_cuda=*/true);
+  set_current_seed(random);
+  return random;
+}
+
+void NeuronGenerator::set_state(const c10::TensorImpl& new_state) {
+  at::detail::check_rng_state(new_state);
+  const auto bytes = static_cast<size_t>(new_state.numel());
+  TORCH_CHECK(
+      bytes == kStateBytes || bytes == kSeedBytes, "RNG state is wrong size: expected ", kStateBytes, " bytes, got ",
+      bytes);
+  const auto* data = new_state.data_dtype_initialized<uint8_t>();
+  PhiloxState philox;
+  std::memcpy(&philox.seed, data, kSeedBytes);
+  if (bytes == kStateBytes) {
+    std::memcpy(&philox.offset, data + kSeedBytes, sizeof(philox.offset));
+  }
+  write(philox);
+}
+
+c10::intrusive_ptr<c10::TensorImpl> NeuronGenerator::get_state() const {
+  const PhiloxState philox = read();
+  auto state = at::detail::empty_cpu({static_cast<int64_t>(kStateBytes)}, c10::ScalarType::Byte);
+  auto* data = static_cast<uint8_t*>(state.unsafeGetTensorImpl()->mutable_data());
+  std::memcpy(data, &philox.seed, kSeedBytes);
+  std::memcpy(data + kSeedBytes, &philox.offset, sizeof(philox.offset));
+  return state.getIntrusivePtr();
+}
+
+void NeuronGenerator::graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& other) {
+  auto* neuron = dynamic_cast<NeuronGenerator*>(other.get());
+  TORCH_CHECK(neuron != nullptr, "expected the state of a neuron generator");
+  state_ = neuron->state_;
+}
+
+c10::intrusive_ptr<c10::GeneratorImpl> NeuronGenerator::graphsafe_get_state() const {
+  return c10::intrusive_ptr<c10::GeneratorImpl>::reclaim(new NeuronGenerator(device_.index(), state_));
+}
+
+NeuronGenerator* NeuronGenerator::clone_impl() const {
+  auto copy = std::make_shared<SharedState>();
+  copy->philox = read();
+  return new NeuronGenerator(device_.index(), std::move(copy));
+}
+
+const at::Generator& default_generator(c10::DeviceIndex index) {
+  index = index_or_current(index);
+  DefaultGenerators& all = defaults();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  at::Generator& generator = all.generators[static_cast<size_t>(index)];
+  if (!generator.defined()) {
+    generator = make_generator(index);
+    generator.set_current_seed(
+        all.seed.has_value() ? *all.seed : c10::detail::getNonDeterministicRandom(/*is_cuda=*/true));
+  }
+  return generator;
+}
+
+at::Generator make_generator(c10::DeviceIndex index) {
+  return at::make_generator<NeuronGenerator>(index_or_current(index));
+}
+
+void seed_default_generators(uint64_t seed) {
+  DefaultGenerators& all = defaults();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  all.seed = seed;
+  for (at::Generator& generator : all.generators) {
+    if (generator.defined()) {
+      generator.set_current_seed(seed);
+    }
+  }
+}
+
+bool host_rng() noexcept {
+  return host_rng_flag().load(std::memory_order_relaxed);
+}
+
+void set_host_rng(bool enabled) noexcept {
+  host_rng_flag().store(enabled, std::memory_order_relaxed);
+}
+
+} // namespace neuron

@@ -1,0 +1,349 @@
+#include "eager/boxed_kernel.h"
+
+#include "device/config.h"
+#include "device/current.h"
+#include "device/generator.h"
+#include "eager/adopt.h"
+#include "eager/fallback.h"
+#include "eager/launch_generator.h"
+#include "eager/neuron_tensor.h"
+#include "eager/op_entry.h"
+#include "eager/op_launch.h"
+#include "eager/signature.h"
+#include "memory/guard_pages.h"
+#include "stream/stream_pool.h"
+#include "trace/ring.h"
+
+#include <ATen/core/List.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ApproximateClock.h>
+
+#include <chrono>
+#include <deque>
+#include <optional>
+#include <utility>
+
+namespace neuron::eager {
+
+namespace {
+
+// A kernel shorter than this is run inline on an idle stream: handing it over costs the two threads more than it takes.
+constexpr double kHandOffNs = 4000;
+
+std::atomic<CapturePythonLine> g_capture_python_line{nullptr};
+
+// Ticks of c10's approximate clock in a nanosecond, measured once.
+double ticks_per_ns() {
+  static const double ratio = [] {
+    const auto wall = std::chrono::steady_clock::now();
+    const auto ticks = c10::getApproximateTime();
+    std::chrono::nanoseconds passed{0};
+    while (passed < std::chrono::microseconds(200)) {
+      passed = std::chrono::steady_clock::now() - wall;
+    }
+    return static_cast<double>(c10::getApproximateTime() - ticks) / static_cast<double>(passed.count());
+  }();
+  return ratio;
+}
+
+uint64_t hand_off_ticks() {
+  static const auto ticks = static_cast<uint64_t>(kHandOffNs * ticks_per_ns());
+  return ticks;
+}
+
+// Launch objects for inline runs, one a nesting level (a CPU kernel may, through Python, call neuron operators).
+class InlineLaunch {
+ public:
+  InlineLaunch() : launch_(next()) {}
+  ~InlineLaunch() {
+    // After success every prepared block has an owner; after a failure what was prepared is given back.
+    for (const auto& block : launch_.prepared()) {
+      if (block.allocation.block != nullptr) {
+        memory::free(block.allocation.block);
+      }
+    }
+    launch_.release();
+    --depth();
+  }
+  InlineLaunch(const InlineLaunch&) = delete;
+  InlineLaunch& operator=(const InlineLaunch&) = delete;
+  OpLaunch& get() { return launch_; }
+
+ private:
+  static size_t& depth() {
+    thread_local size_t value = 0;
+    return value;
+  }
+  static OpLaunch& next() {
+    thread_local std::deque<OpLaunch> launches;
+    const size_t level = depth()++;
+    if (level == launches.size()) {
+      launches.emplace_back();
+    }
+    return launches[level];
+  }
+  OpLaunch& launch_;
+};
+
+// What a kernel on CPU aliases must not see: autograd, autocast, and modes that already saw the neuron op.
+const c10::DispatchKeySet& keys_above_kernels() {
+  static const c10::DispatchKeySet keys = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+      c10::autocast_dispatch_keyset |
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
+  return keys;
+}
+
+std::optional<PhiloxState> reserve_random(const ScannedCall& call) {
+  const auto& entry = *call.entry;
+  if (!entry.random || entry.generator_arg < 0) {
+    return std::nullopt;
+  }
+  const auto& value = call.args[static_cast<size_t>(entry.generator_arg)];
+  const auto generator = value.isNone() ? std::nullopt : std::optional<at::Generator>(value.toGenerator());
+  if (host_rng() && !generator.has_value()) {
+    return std::nullopt; // the kernel takes the default CPU generator, now and in program order
+  }
+  return reserve_for_launch(generator, call.device);
+}
+
+void replace_arguments(torch::jit::Stack& stack, size_t num_args, torch::jit::Stack results) {
+  torch::jit::drop(stack, num_args);
+  for (auto& result : results) {
+    stack.push_back(std::move(result));
+  }
+}
+
+LaunchSource source_of(const OpEntry& entry, const Record* record) {
+  LaunchSource source;
+  source.name = entry.name.c_str();
+  source.signature = record != nullptr ? record->id : 0;
+  if (C10_UNLIKELY(trace::enabled())) {
+    source.correlation = trace::current_correlation();
+  }
+  return source;
+}
+
+// Runs the kernel on the calling thread. The stream must be idle. `record` prepares memory for the results; `fresh` is
+// filled from what comes out.
+torch::jit::Stack run_inline(
+    const ScannedCall& call, Stream& stream, const c10::intrusive_ptr<Record>& record, Record* fresh) {
+  const bool traced = trace::enabled();
+  const int64_t start = traced ? trace::now_ns() : 0;
+  InlineLaunch scope;
+  OpLaunch& launch = scope.get();
+  launch.bind(call, /*outlives_call=*/false);
+  launch.set_record(record);
+  if (record && !record->inline_only) {
+    for (size_t i = 0; i < record->specs.size(); ++i) {
+      const auto& spec = record->specs[i];
+      if (spec.kind == TensorSpec::Kind::Fresh && spec.source < 0 && spec.nbytes > 0) {
+        launch.expect(i, memory::allocate(call.device, spec.nbytes, stream));
+      }
+    }
+  }
+  if (C10_UNLIKELY(call.entry->random)) {
+    if (const auto state = reserve_random(call)) {
+      launch.set_random(*state);
+    }
+  }
+  torch::jit::Stack results;
+  {
+    memory::DeviceAccess access;
+    c10::impl::ExcludeDispatchKeyGuard below(keys_above_kernels());
+    memory::KernelMemory kernel_memory(launch.prepared().data(), launch.prepared().size());
+    launch.call_kernel();
+    results = Adopter(call, launch, kernel_memory, stream, record.get(), fresh).adopt_all();
+  }
+  launch_counters().inline_runs.fetch_add(1, std::memory_order_relaxed);
+  if (traced) {
+    const auto source = source_of(*call.entry, record ? record.get() : fresh);
+    trace::Record entry;
+    entry.name = source.name;
+    entry.signature = source.signature;
+    entry.correlation = source.correlation;
+    entry.enqueue_ns = start;
+    entry.start_ns = start;
+    entry.end_ns = trace::now_ns();
+    entry.device = stream.device();
+    entry.stream = static_cast<int32_t>(stream.id());
+    entry.inline_run = 1;
+    trace::append(entry);
+  }
+  return results;
+}
+
+// The results of an enqueued launch, made from its record before it runs.
+class PromisedResults {
+ public:
+  PromisedResults(const ScannedCall& call, const Record& record, Stream& stream)
+      : call_(call), record_(record), stream_(stream) {
+    tensors_.reserve(record.specs.size());
+    for (const auto& spec : record.specs) {
+      tensors_.push_back(make(spec));
+    }
+  }
+
+  void bind(OpLaunch& launch, uint64_t seq) const {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const auto& spec = record_.specs[i];
+      if (spec.kind == TensorSpec::Kind::Fresh && spec.source < 0 && spec.nbytes > 0) {
+        auto& storage = storage_of(*tensors_[i].unsafeGetTensorImpl());
+        storage.mark_use(stream_, seq);
+        launch.expect(i, {const_cast<void*>(storage.data_ptr().get()), nullptr});
+      }
+    }
+  }
+
+  torch::jit::Stack take() {
+    torch::jit::Stack outputs;
+    outputs.reserve(record_.returns.size());
+    size_t next = 0;
+    for (const auto& result : record_.returns) {
+      if (result.is_list) {
+        c10::List<at::Tensor> list;
+        for (uint32_t i = 0; i < result.count; ++i) {
+          list.push_back(std::move(tensors_[next++]));
+        }
+        outputs.emplace_back(std::move(list));
+      } else {
+        outputs.emplace_back(std::move(tensors_[next++]));
+      }
+    }
+    return outputs;
+  }
+
+ private:
+  at::Tensor make(const TensorSpec& spec) {
+    switch (spec.kind) {
+      case TensorSpec::Kind::Undefined:
+        return {};
+      case TensorSpec::Kind::Arg:
+        return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(source(spec).impl));
+      case TensorSpec::Kind::View: {
+        const auto& viewed = *source(spec).impl;
+        return make_tensor(
+            c10::intrusive_ptr<NeuronStorageImpl>::reclaim_copy(&storage_of(viewed)), spec.dtype, spec.sizes,
+            spec.strides, viewed.storage_offset() + spec.offset);
+      }
+      case TensorSpec::Kind::Fresh:
+        break;
+    }
+    auto storage = spec.source >= 0
+        ? c10::intrusive_ptr<NeuronStorageImpl>::reclaim_copy(
+              &storage_of(*tensors_[static_cast<size_t>(spec.source)].unsafeGetTensorImpl()))
+        : allocate_storage(spec.nbytes, call_.device, stream_);
+    return make_tensor(std::move(storage), spec.dtype, spec.sizes, spec.strides, spec.offset);
+  }
+
+  const TensorArg& source(const TensorSpec& spec) const { return call_.tensors[static_cast<size_t>(spec.source)]; }
+
+  const ScannedCall& call_;
+  const Record& record_;
+  Stream& stream_;
+  c10::SmallVector<at::Tensor, 4> tensors_;
+};
+
+torch::jit::Stack enqueue(
+    const ScannedCall& call, Stream& stream, Stream::Submission& submission, const c10::intrusive_ptr<Record>& record,
+    const PythonLine& line) {
+  auto source = source_of(*call.entry, record.get());
+  source.python_code = line.code;
+  source.python_lasti = line.lasti;
+  PromisedResults results(call, *record, stream); // may raise OutOfMemoryError: before a slot is taken
+  const auto random = call.entry->random ? reserve_random(call) : std::nullopt;
+
+  auto& slot = stream.acquire(submission);
+  if (!slot.op) {
+    slot.op = std::make_unique<OpLaunch>();
+  }
+  auto& launch = static_cast<OpLaunch&>(*slot.op);
+  launch.bind(call, /*outlives_call=*/true);
+  launch.set_record(record);
+  if (random) {
+    launch.set_random(*random);
+  }
+  const uint64_t seq = stream.submitted() + 1;
+  for (const auto& tensor : call.tensors) {
+    if (!tensor.on_host) {
+      storage_of(*tensor.impl).mark_use(stream, seq);
+    }
+  }
+  results.bind(launch, seq);
+  slot.source = source;
+  slot.active = &launch;
+  stream.publish(submission);
+  launch_counters().enqueued.fetch_add(1, std::memory_order_relaxed);
+  return results.take();
+}
+
+bool worth_enqueueing(const ScannedCall& call, const Record& record, const Stream::Submission& submission) {
+  if (record.inline_only || config::get().launch_blocking || (call.entry->random && host_rng())) {
+    return false;
+  }
+  return !submission.idle() || record.run_ticks.load(std::memory_order_relaxed) > hand_off_ticks();
+}
+
+torch::jit::Stack run_foreign(const ScannedCall& call, Stream& stream) {
+  // The kernel may be Python and wait for the GIL, so the stream is drained but not held.
+  { Stream::Submission(stream).drain(); }
+  note_fallback(*call.entry, "the operator has no neuron kernel; its CPU kernel ran on the device's memory");
+  return run_inline(call, stream, {}, nullptr);
+}
+
+} // namespace
+
+void set_capture_python_line(CapturePythonLine capture) noexcept {
+  g_capture_python_line.store(capture, std::memory_order_release);
+}
+
+PythonLine capture_python_line() {
+  const auto capture = g_capture_python_line.load(std::memory_order_acquire);
+  return capture != nullptr ? capture() : PythonLine{};
+}
+
+void boxed_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+  OpEntry& entry = op_entry(op);
+  entry.calls.fetch_add(1, std::memory_order_relaxed);
+  ScannedCall call;
+  scan(entry, torch::jit::last(*stack, entry.num_args), call);
+  if (call.device < 0) {
+    call.device = current_device();
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      entry.has_host_kernel(), "Could not run '", entry.name, "' on neuron: the host has no kernel for it.");
+  Stream& stream = current_stream(call.device);
+
+  if (C10_UNLIKELY(entry.foreign)) {
+    replace_arguments(*stack, entry.num_args, run_foreign(call, stream));
+    return;
+  }
+  c10::intrusive_ptr<Record> record;
+  c10::intrusive_ptr<Record> fresh;
+  if (C10_LIKELY(call.keyable && !entry.always_inline && !call.host_tensors)) {
+    const uint64_t hash = hash_key(call.key);
+    record = c10::intrusive_ptr<Record>::reclaim_copy(find_record(call.key, hash));
+    if (!record) {
+      fresh = c10::make_intrusive<Record>();
+      fresh->hash = hash;
+      fresh->key.assign(call.key.begin(), call.key.end());
+    }
+  }
+  // Before the submit lock is taken: this needs the GIL, and who holds the GIL may be waiting for that lock.
+  const PythonLine line = record && entry.fails_late ? capture_python_line() : PythonLine{};
+  torch::jit::Stack results;
+  {
+    Stream::Submission submission(stream);
+    if (record && worth_enqueueing(call, *record, submission)) {
+      results = enqueue(call, stream, submission, record, line);
+    } else {
+      submission.drain();
+      results = run_inline(call, stream, record, fresh.get());
+    }
+  }
+  if (fresh) {
+    store_record(std::move(fresh));
+  }
+  replace_arguments(*stack, entry.num_args, std::move(results));
+}
+
+} // namespace neuron::eager

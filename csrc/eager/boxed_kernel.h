@@ -1,0 +1,22 @@
+// The one kernel behind (almost) every operator on neuron: scan, look the signature up, run inline or enqueue.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+namespace neuron::eager {
+
+// Registered as the backend fallback of PrivateUse1 and, one by one, for operators that have a composite kernel but are
+// better launched whole.
+void boxed_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+// How the bindings find the user's line for launches that data can make fail. The GIL is not held by the caller.
+struct PythonLine {
+  const void* code = nullptr;
+  int32_t lasti = 0;
+};
+using CapturePythonLine = PythonLine (*)();
+void set_capture_python_line(CapturePythonLine capture) noexcept;
+PythonLine capture_python_line();
+
+} // namespace neuron::eager

@@ -1,0 +1,195 @@
+#include "eager/op_launch.h"
+
+#include "eager/launch_generator.h"
+#include "memory/guard_pages.h"
+#include "memory/storage.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/List.h>
+#include <ATen/ops/clone.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/ApproximateClock.h>
+
+#include <cstring>
+
+namespace neuron::eager {
+
+namespace {
+
+c10::intrusive_ptr<c10::TensorImpl> make_alias() {
+  // Below autograd nothing asks, but a kernel may bump a version, which inference tensors refuse.
+  c10::InferenceMode no_inference(false);
+  return c10::make_intrusive<c10::TensorImpl>(
+      c10::DispatchKeySet(c10::DispatchKey::CPU), caffe2::TypeMeta::Make<float>(), c10::Device(c10::DeviceType::CPU));
+}
+
+bool same(c10::IntArrayRef a, const std::vector<int64_t>& b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
+}
+
+} // namespace
+
+LaunchCounters& launch_counters() {
+  static auto* const counters = new LaunchCounters;
+  return *counters;
+}
+
+void OpLaunch::bind(const ScannedCall& call, bool outlives_call) {
+  entry_ = call.entry;
+  bound_ = 0;
+  num_threads_ = outlives_call ? at::get_num_threads() : 0;
+  stack_.clear();
+  stack_.reserve(call.args.size());
+  for (const auto& value : call.args) {
+    stack_.push_back(rebind(value, outlives_call));
+  }
+}
+
+c10::IValue OpLaunch::rebind(const c10::IValue& value, bool outlives_call) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (C10_LIKELY(tensor.is_privateuseone())) {
+      return alias_of(*tensor.unsafeGetTensorImpl());
+    }
+    return tensor.defined() ? host_value(tensor, outlives_call) : value;
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    const auto items = value.toListRef();
+    list.reserve(items.size());
+    for (const auto& item : items) {
+      list.push_back(rebind(item, outlives_call).toTensor());
+    }
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    const auto items = value.toListRef();
+    list.reserve(items.size());
+    for (const auto& item : items) {
+      list.push_back(item.isNone() ? std::nullopt : std::optional<at::Tensor>(rebind(item, outlives_call).toTensor()));
+    }
+    return list;
+  }
+  if (value.isDevice() && value.toDevice().type() == c10::DeviceType::PrivateUse1) {
+    return c10::Device(c10::DeviceType::CPU);
+  }
+  return value;
+}
+
+at::Tensor OpLaunch::host_value(const at::Tensor& tensor, bool outlives_call) {
+  if (bound_ == aliases_.size()) {
+    aliases_.emplace_back();
+  }
+  aliases_[bound_++].reset(); // keeps the index in step with ScannedCall::tensors
+  // A number wrapped by the dispatcher belongs to this call alone; a user's tensor may change before the launch runs.
+  return outlives_call && !tensor.unsafeGetTensorImpl()->is_wrapped_number() ? at::clone(tensor) : tensor;
+}
+
+at::Tensor OpLaunch::alias_of(const c10::TensorImpl& source) {
+  if (bound_ == aliases_.size()) {
+    aliases_.emplace_back();
+  }
+  auto& alias = aliases_[bound_++];
+  if (C10_UNLIKELY(!alias || alias.use_count() != 1)) {
+    alias = make_alias(); // the first use, or a kernel kept the old one
+  }
+  alias->set_storage_and_dtype(c10::Storage(storage_of(source).host_alias()), source.dtype());
+  alias->set_sizes_and_strides(source.sizes(), source.strides(), source.storage_offset());
+  if (C10_UNLIKELY(alias->is_conj() != source.is_conj())) {
+    alias->_set_conj(source.is_conj());
+  }
+  if (C10_UNLIKELY(alias->is_neg() != source.is_neg())) {
+    alias->_set_neg(source.is_neg());
+  }
+  if (C10_UNLIKELY(alias->is_wrapped_number() != source.is_wrapped_number())) {
+    alias->set_wrapped_number(source.is_wrapped_number());
+  }
+  return at::Tensor(alias);
+}
+
+void OpLaunch::expect(size_t spec, const memory::Allocation& memory) {
+  memory::PreparedBlock block;
+  block.allocation = memory;
+  block.nbytes = record_->specs[spec].nbytes;
+  block.ordinal = record_->specs[spec].ordinal;
+  prepared_.push_back(block);
+  prepared_spec_.push_back(static_cast<uint32_t>(spec));
+}
+
+const memory::PreparedBlock* OpLaunch::prepared_for(size_t spec) const {
+  for (size_t i = 0; i < prepared_spec_.size(); ++i) {
+    if (prepared_spec_[i] == spec) {
+      return &prepared_[i];
+    }
+  }
+  return nullptr;
+}
+
+void OpLaunch::call_kernel() {
+  if (C10_UNLIKELY(random_)) {
+    if (entry_->generator_arg >= 0) {
+      stack_[static_cast<size_t>(entry_->generator_arg)] = launch_generator(philox_);
+    }
+  }
+  const auto start = c10::getApproximateTime();
+  entry_->op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
+  if (record_) {
+    record_->note_run_ticks(static_cast<uint64_t>(c10::getApproximateTime() - start));
+  }
+}
+
+void OpLaunch::run() {
+  memory::DeviceAccess access;
+  if (C10_UNLIKELY(at::get_num_threads() != num_threads_)) {
+    at::set_num_threads(num_threads_); // what the thread that made the call had set; results may depend on it
+  }
+  {
+    memory::KernelMemory kernel_memory(prepared_.data(), prepared_.size());
+    call_kernel();
+  }
+  size_t spec = 0;
+  for (size_t r = 0; r < record_->returns.size(); ++r) {
+    if (record_->returns[r].is_list) {
+      const auto items = stack_[r].toListRef();
+      TORCH_INTERNAL_ASSERT(items.size() == record_->returns[r].count, entry_->name, ": result list changed its length");
+      for (const auto& item : items) {
+        check_result(spec++, item.toTensor());
+      }
+    } else {
+      check_result(spec++, stack_[r].toTensor());
+    }
+  }
+}
+
+void OpLaunch::check_result(size_t index, const at::Tensor& result) {
+  const TensorSpec& spec = record_->specs[index];
+  if (spec.kind != TensorSpec::Kind::Fresh) {
+    return; // the caller already has the tensor, and its memory is the one the kernel worked on
+  }
+  TORCH_CHECK(
+      result.defined() && same(result.sizes(), spec.sizes) && same(result.strides(), spec.strides) &&
+          result.scalar_type() == spec.dtype && result.storage_offset() == spec.offset,
+      entry_->name, ": the result has another shape than the first call with this signature had, so its shape depends ",
+      "on data; add the operator to data_dependent() in csrc/eager/policy.cpp (sizes ", result.sizes(), ", expected ",
+      c10::IntArrayRef(spec.sizes), ")");
+  const auto* block = prepared_for(index);
+  if (block == nullptr || block->nbytes == 0) {
+    return;
+  }
+  const void* const data = result.storage().data();
+  if (C10_UNLIKELY(data != block->allocation.ptr)) {
+    std::memcpy(block->allocation.ptr, data, block->nbytes);
+    launch_counters().result_copies.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+void OpLaunch::release() noexcept {
+  stack_.clear();
+  prepared_.clear();
+  prepared_spec_.clear();
+  record_.reset();
+  random_ = false;
+}
+
+} // namespace neuron::eager

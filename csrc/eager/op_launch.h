@@ -1,0 +1,66 @@
+// The launch of one ATen operator: its arguments as CPU tensors over the same memory, and where its results go.
+#pragma once
+
+#include "device/generator.h"
+#include "eager/signature.h"
+#include "memory/kernel_memory.h"
+#include "stream/launch.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+
+#include <vector>
+
+namespace neuron::eager {
+
+class OpLaunch final : public LaunchPayload {
+ public:
+  // Fills the boxed arguments from a scanned call. `outlives_call`: the launch is enqueued, so values that the user
+  // could change after the call (CPU scalars) are copied.
+  void bind(const ScannedCall& call, bool outlives_call);
+  // Where the fresh result described by spec number `spec` must end up. The memory is not owned.
+  void expect(size_t spec, const memory::Allocation& memory);
+  void set_record(c10::intrusive_ptr<Record> record) { record_ = std::move(record); }
+  void set_random(const PhiloxState& state) { philox_ = state; random_ = true; }
+
+  // Calls the host kernel; afterwards the stack holds its results. Used inline, where the caller adopts them.
+  void call_kernel();
+  // On the executor: calls the kernel and checks its results against the record, copying those that landed elsewhere.
+  void run() override;
+  void release() noexcept override;
+
+  torch::jit::Stack& results() { return stack_; }
+  // The alias of the i-th tensor of the scanned call; null for CPU tensors.
+  const c10::TensorImpl* alias(size_t tensor) const { return tensor < bound_ ? aliases_[tensor].get() : nullptr; }
+  size_t alias_count() const { return bound_; }
+  std::vector<memory::PreparedBlock>& prepared() { return prepared_; }
+  const memory::PreparedBlock* prepared_for(size_t spec) const;
+
+ private:
+  at::Tensor alias_of(const c10::TensorImpl& source);
+  at::Tensor host_value(const at::Tensor& tensor, bool outlives_call);
+  c10::IValue rebind(const c10::IValue& value, bool outlives_call);
+  void check_result(size_t spec, const at::Tensor& result);
+
+  OpEntry* entry_ = nullptr;
+  c10::intrusive_ptr<Record> record_;
+  torch::jit::Stack stack_;
+  // Kept between uses: taking a TensorImpl out of here is much cheaper than making one.
+  std::vector<c10::intrusive_ptr<c10::TensorImpl>> aliases_;
+  size_t bound_ = 0;
+  std::vector<memory::PreparedBlock> prepared_;
+  std::vector<uint32_t> prepared_spec_;
+  PhiloxState philox_;
+  bool random_ = false;
+  int num_threads_ = 0;
+};
+
+// Counters that tests and the profiler read.
+struct LaunchCounters {
+  std::atomic<uint64_t> inline_runs{0};
+  std::atomic<uint64_t> enqueued{0};
+  std::atomic<uint64_t> result_copies{0}; // results that a kernel put elsewhere and that had to be moved
+};
+LaunchCounters& launch_counters();
+
+} // namespace neuron::eager

@@ -1,0 +1,300 @@
+#include "stream/stream.h"
+
+#include "device/config.h"
+#include "stream/spin.h"
+#include "trace/ring.h"
+
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+
+#include <pthread.h>
+
+#include <csignal>
+#include <utility>
+
+namespace neuron {
+
+namespace {
+
+// How long an executor stays awake for the next launch, and a caller for a result, before going to sleep.
+constexpr std::chrono::microseconds kExecutorSpin{40};
+constexpr std::chrono::microseconds kWaiterSpin{40};
+
+thread_local bool t_on_executor = false;
+
+std::atomic<DescribePythonLine> g_describe_python_line{nullptr};
+
+struct FunctionLaunch final : LaunchPayload {
+  explicit FunctionLaunch(std::function<void()> fn) : fn_(std::move(fn)) {}
+  void run() override { fn_(); }
+  void release() noexcept override { fn_ = nullptr; }
+
+ private:
+  std::function<void()> fn_;
+};
+
+// Signals belong to the threads that run Python.
+void block_signals() noexcept {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+}
+
+} // namespace
+
+bool on_executor_thread() noexcept {
+  return t_on_executor;
+}
+
+void set_describe_python_line(DescribePythonLine describe) noexcept {
+  g_describe_python_line.store(describe, std::memory_order_release);
+}
+
+std::string describe(const LaunchSource& source) {
+  std::string text = source.name;
+  auto describe_line = g_describe_python_line.load(std::memory_order_acquire);
+  if (source.python_code != nullptr && describe_line != nullptr) {
+    text += ", submitted at " + describe_line(source.python_code, source.python_lasti);
+  }
+  return text;
+}
+
+Stream::Stream(c10::DeviceIndex device, c10::StreamId id, int priority)
+    : device_(device), id_(id), priority_(priority), ring_(kRingSize) {}
+
+c10::Stream Stream::unwrap() const noexcept {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::PrivateUse1, device_), id_);
+}
+
+// ---- submitting -----------------------------------------------------------------------------------------------------
+
+Stream::Submission::Submission(Stream& stream) : stream_(stream) {
+  config::ensure_started();
+  const auto me = std::this_thread::get_id();
+  if (stream.submit_owner_.load(std::memory_order_relaxed) != me) {
+    stream.submit_mutex_.lock();
+    stream.submit_owner_.store(me, std::memory_order_relaxed);
+  }
+  ++stream.submit_depth_;
+}
+
+Stream::Submission::~Submission() {
+  if (--stream_.submit_depth_ == 0) {
+    stream_.submit_owner_.store(std::thread::id{}, std::memory_order_relaxed);
+    stream_.submit_mutex_.unlock();
+  }
+}
+
+void Stream::Submission::drain() {
+  stream_.wait(stream_.submitted());
+}
+
+Stream::Slot& Stream::acquire(Submission&) {
+  const uint64_t seq = submitted_.load(std::memory_order_relaxed) + 1;
+  if (seq > kRingSize) {
+    wait(seq - kRingSize);
+  }
+  Slot& slot = ring_[seq % kRingSize];
+  slot.source = LaunchSource{};
+  return slot;
+}
+
+uint64_t Stream::publish(Submission&) {
+  const uint64_t seq = submitted_.load(std::memory_order_relaxed) + 1;
+  Slot& slot = ring_[seq % kRingSize];
+  slot.enqueue_time = trace::enabled() ? trace::now_ns() : 0;
+  if (config::get().launch_blocking || stopping_.load(std::memory_order_relaxed)) {
+    // Blocking mode: what ran ahead on other streams is finished by their own publish calls, so this one is next.
+    run_slot(slot);
+    submitted_.store(seq, std::memory_order_release);
+    finish(seq);
+    raise_pending_error();
+    return seq;
+  }
+  ensure_executor();
+  // Sequentially consistent with `sleeping_`: either we see that the executor sleeps, or it sees the new launch.
+  submitted_.store(seq, std::memory_order_seq_cst);
+  if (sleeping_.load(std::memory_order_seq_cst)) {
+    std::lock_guard<std::mutex> lock(sleep_mutex_);
+    wake_.notify_one();
+  }
+  return seq;
+}
+
+uint64_t Stream::submit(std::unique_ptr<LaunchPayload> launch, LaunchSource source) {
+  Submission submission(*this);
+  Slot& slot = acquire(submission);
+  slot.source = source;
+  slot.single = std::move(launch);
+  slot.active = slot.single.get();
+  return publish(submission);
+}
+
+uint64_t Stream::submit(std::function<void()> fn, LaunchSource source) {
+  return submit(std::make_unique<FunctionLaunch>(std::move(fn)), source);
+}
+
+// ---- the executor ---------------------------------------------------------------------------------------------------
+
+void Stream::ensure_executor() {
+  if (C10_LIKELY(executor_.joinable())) {
+    return;
+  }
+  executor_ = std::thread([this] { executor_main(); });
+}
+
+void Stream::executor_main() {
+  t_on_executor = true;
+  block_signals();
+  const std::string name = "neuron:" + std::to_string(device_) + "/" + std::to_string(id_);
+  pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+  // Launches run below autograd and autocast, whatever the thread that submitted them had switched on.
+  c10::AutoGradMode no_grad(false);
+  c10::impl::ExcludeDispatchKeyGuard below_autograd(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+
+  uint64_t seq = completed_.load(std::memory_order_relaxed) + 1;
+  while (true) {
+    const auto has_work = [&] {
+      return submitted_.load(std::memory_order_seq_cst) >= seq || stopping_.load(std::memory_order_seq_cst);
+    };
+    if (!has_work() && !spin_until(has_work, kExecutorSpin)) {
+      std::unique_lock<std::mutex> lock(sleep_mutex_);
+      sleeping_.store(true, std::memory_order_seq_cst);
+      wake_.wait(lock, has_work);
+      sleeping_.store(false, std::memory_order_seq_cst);
+    }
+    if (submitted_.load(std::memory_order_acquire) < seq) {
+      return; // stopping, and everything is done
+    }
+    run_slot(ring_[seq % kRingSize]);
+    finish(seq);
+    ++seq;
+  }
+}
+
+void Stream::run_slot(Slot& slot) noexcept {
+  const bool traced = trace::enabled();
+  const int64_t start = traced ? trace::now_ns() : 0;
+  try {
+    slot.active->run();
+  } catch (...) {
+    keep_error(std::current_exception(), slot.source);
+  }
+  slot.active->release();
+  if (traced) {
+    trace::Record entry;
+    entry.name = slot.source.name;
+    entry.signature = slot.source.signature;
+    entry.correlation = slot.source.correlation;
+    entry.enqueue_ns = slot.enqueue_time;
+    entry.start_ns = start;
+    entry.end_ns = trace::now_ns();
+    entry.device = device_;
+    entry.stream = static_cast<int32_t>(id_);
+    entry.inline_run = on_executor_thread() ? 0 : 1;
+    trace::append(entry);
+  }
+  slot.active = nullptr;
+  slot.single.reset();
+}
+
+void Stream::finish(uint64_t seq) noexcept {
+  // Sequentially consistent with `waiters_`: either we see the waiter, or it sees that the launch is done.
+  completed_.store(seq, std::memory_order_seq_cst);
+  if (waiters_.load(std::memory_order_seq_cst) > 0) {
+    std::lock_guard<std::mutex> lock(sleep_mutex_);
+    done_.notify_all();
+  }
+}
+
+void Stream::stop() noexcept {
+  if (!executor_.joinable() || config::in_bad_fork()) {
+    return;
+  }
+  {
+    std::lock_guard<std::mutex> submit_lock(submit_mutex_);
+    std::lock_guard<std::mutex> lock(sleep_mutex_);
+    stopping_.store(true, std::memory_order_seq_cst);
+    wake_.notify_one();
+  }
+  executor_.join();
+}
+
+// ---- waiting --------------------------------------------------------------------------------------------------------
+
+void Stream::wait(uint64_t seq) {
+  if (completed() >= seq) {
+    return;
+  }
+  config::ensure_started();
+  TORCH_INTERNAL_ASSERT(
+      !t_on_executor || executor_.get_id() != std::this_thread::get_id(), "a launch waits for its own stream");
+  const auto is_done = [&] { return completed_.load(std::memory_order_seq_cst) >= seq; };
+  if (spin_until(is_done, kWaiterSpin)) {
+    return;
+  }
+  waiters_.fetch_add(1, std::memory_order_seq_cst);
+  {
+    std::unique_lock<std::mutex> lock(sleep_mutex_);
+    done_.wait(lock, is_done);
+  }
+  waiters_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void Stream::synchronize() {
+  wait(submitted());
+  raise_pending_error();
+}
+
+void Stream::wait_stream(Stream& other) {
+  const uint64_t seq = other.submitted();
+  if (&other == this || other.completed() >= seq) {
+    return;
+  }
+  LaunchSource source;
+  source.name = "neuron::wait_stream";
+  submit([&other, seq] { other.wait(seq); }, source);
+}
+
+// ---- late errors ----------------------------------------------------------------------------------------------------
+
+void Stream::keep_error(std::exception_ptr error, const LaunchSource& source) noexcept {
+  std::lock_guard<std::mutex> lock(error_mutex_);
+  if (error_ == nullptr) {
+    error_ = std::move(error);
+    error_source_ = source;
+    has_error_.store(true, std::memory_order_release);
+  }
+}
+
+void Stream::raise_pending_error() {
+  if (C10_LIKELY(!has_pending_error())) {
+    return;
+  }
+  std::exception_ptr error;
+  LaunchSource source;
+  {
+    std::lock_guard<std::mutex> lock(error_mutex_);
+    error = std::exchange(error_, nullptr);
+    source = error_source_;
+    has_error_.store(false, std::memory_order_release);
+  }
+  if (error == nullptr) {
+    return; // another thread raised it
+  }
+  const std::string context = "\nThe error was raised by an earlier launch on " + unwrap().device().str() + ": " +
+      describe(source) + ". NEURON_LAUNCH_BLOCKING=1 raises errors at the call.";
+  try {
+    std::rethrow_exception(error);
+  } catch (c10::Error& e) {
+    e.add_context(context);
+    throw;
+  } catch (const std::exception& e) {
+    TORCH_CHECK(false, e.what(), context);
+  }
+}
+
+} // namespace neuron

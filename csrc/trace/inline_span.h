@@ -1,0 +1,42 @@
+// Records a launch that runs on the calling thread, from construction to destruction.
+#pragma once
+
+#include "trace/ring.h"
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+#include <c10/macros/Macros.h>
+
+namespace neuron::trace {
+
+class InlineSpan {
+ public:
+  // `name` lives as long as the process.
+  InlineSpan(const char* name, c10::DeviceIndex device, c10::StreamId stream) noexcept : on_(enabled()) {
+    if (C10_UNLIKELY(on_)) {
+      record_.name = name;
+      record_.device = device;
+      record_.stream = static_cast<int32_t>(stream);
+      record_.correlation = current_correlation();
+      record_.inline_run = 1;
+      record_.start_ns = record_.enqueue_ns = now_ns();
+    }
+  }
+  ~InlineSpan() {
+    if (C10_UNLIKELY(on_)) {
+      record_.end_ns = now_ns();
+      append(record_);
+    }
+  }
+  InlineSpan(const InlineSpan&) = delete;
+  InlineSpan& operator=(const InlineSpan&) = delete;
+
+  // A signature that is known only after the launch has run.
+  void set_signature(uint64_t id) noexcept { record_.signature = id; }
+
+ private:
+  const bool on_;
+  Record record_;
+};
+
+} // namespace neuron::trace

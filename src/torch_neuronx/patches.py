@@ -1,0 +1,47 @@
+"""Every place where a function of PyTorch is replaced, with the reason and the version it was checked on."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from torch_neuronx import _C
+from torch_neuronx.devices import DEVICE_TYPE
+
+# The names of the functions replaced so far.
+installed: list[str] = []
+
+
+def install() -> None:
+    """Applies all patches, once."""
+    if not installed:
+        _wait_before_dlpack_export()
+
+
+def _wait_before_dlpack_export() -> None:
+    # A consumer of a DLPack capsule knows no stream of ours (the protocol has them for cuda and rocm only), so what is
+    # pending must be done before the memory is handed out. Checked on torch 2.13.0.
+    export_method = torch.Tensor.__dlpack__
+    export_function = torch.utils.dlpack.to_dlpack
+
+    @functools.wraps(export_method)
+    def dlpack(self: torch.Tensor, **kwargs: Any) -> Any:
+        _wait_for(self)
+        return export_method(self, **kwargs)
+
+    @functools.wraps(export_function)
+    def to_dlpack(tensor: torch.Tensor) -> Any:
+        _wait_for(tensor)
+        return export_function(tensor)
+
+    torch.Tensor.__dlpack__ = dlpack  # type: ignore[method-assign]
+    torch.utils.dlpack.to_dlpack = to_dlpack
+    torch.to_dlpack = to_dlpack
+    installed.extend(["torch.Tensor.__dlpack__", "torch.utils.dlpack.to_dlpack", "torch.to_dlpack"])
+
+
+def _wait_for(tensor: torch.Tensor) -> None:
+    if tensor.device.type == DEVICE_TYPE and _C.is_started():
+        _C.synchronize(tensor.device.index)

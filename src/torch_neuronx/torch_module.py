@@ -1,0 +1,144 @@
+"""The module that is torch.neuron: the parts of the package under the names that torch.cuda has for them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch_neuronx import _C, amp, devices, memory, patches, random, serialization, streams
+from torch_neuronx.amp import get_amp_supported_dtype, is_bf16_supported
+from torch_neuronx.devices import (
+    NeuronDeviceProperties,
+    can_device_access_peer,
+    current_device,
+    device,
+    device_count,
+    device_of,
+    get_device_capability,
+    get_device_name,
+    get_device_properties,
+    init,
+    is_available,
+    is_initialized,
+    is_neuron_runtime_initialized,
+    set_device,
+    synchronize,
+)
+from torch_neuronx.memory import *  # noqa: F403 - memory.py says in __all__ what belongs to torch.neuron
+from torch_neuronx.random import (
+    get_rng_state,
+    get_rng_state_all,
+    host_rng,
+    initial_seed,
+    is_host_rng_enabled,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from torch_neuronx.streams import (
+    Event,
+    Stream,
+    StreamContext,
+    _sleep,  # noqa: F401 - torch.cuda has it, and tests use it
+    current_stream,
+    default_stream,
+    query,
+    record_event,
+    set_stream,
+    stream,
+    wait_event,
+    wait_stream,
+)
+
+# What PyTorch itself asks a device module for, by these names.
+_is_in_bad_fork = devices.is_in_bad_fork
+_lazy_init = devices.init
+
+
+class _utils:  # noqa: N801 - torch.load looks for a module of this name
+    _get_device_index = staticmethod(devices.get_device_index)
+
+
+def get_executed_ops() -> list[str]:
+    """The ops that ran on the device since the last `clear_op_tracking`, as "aten::add.Tensor", with repeats."""
+    return _C._get_executed_ops()
+
+
+def get_fallback_ops() -> list[str]:
+    """The ops that did not run on the device's executor since the last `clear_op_tracking`, with repeats."""
+    return _C._get_fallback_ops()
+
+
+def clear_op_tracking() -> None:
+    """Empties the lists of `get_executed_ops` and `get_fallback_ops`."""
+    _C._clear_op_tracking()
+
+
+def __getattr__(name: str) -> Any:
+    # Both change after the import, so they cannot be plain variables.
+    if name == "_initialized":
+        return _C.is_started()
+    if name == "default_generators":
+        return random.default_generators()
+    raise AttributeError(f"module 'torch.neuron' has no attribute {name!r}")
+
+
+__all__ = [
+    "Event",
+    "NeuronDeviceProperties",
+    "Stream",
+    "StreamContext",
+    "amp",
+    "can_device_access_peer",
+    "clear_op_tracking",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "get_amp_supported_dtype",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_executed_ops",
+    "get_fallback_ops",
+    "get_rng_state",
+    "get_rng_state_all",
+    "host_rng",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_host_rng_enabled",
+    "is_initialized",
+    "is_neuron_runtime_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "memory",
+    "query",
+    "random",
+    "record_event",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "streams",
+    "synchronize",
+    "wait_event",
+    "wait_stream",
+    *memory.__all__,
+]
+
+serialization.install()
+patches.install()
+
+# So that `import torch.neuron.memory` works as it does for torch.cuda.
+for _submodule in ("amp", "memory", "random", "streams"):
+    sys.modules[f"torch.neuron.{_submodule}"] = globals()[_submodule]
