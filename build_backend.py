@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-import build_core
 from setuptools import build_meta
 from setuptools.build_meta import (  # noqa: F401  hooks of the backend, taken over as they are
     build_sdist,
@@ -17,6 +16,8 @@ from setuptools.build_meta import (  # noqa: F401  hooks of the backend, taken o
     prepare_metadata_for_build_editable,
     prepare_metadata_for_build_wheel,
 )
+
+import build_core
 
 ConfigSettings = dict[str, Any] | None
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,12 +34,11 @@ SANITIZERS = {
     "thread": ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=thread"],
 }
 
-# Runs in the interpreter that owns the torch. Backends are not loaded: an older build of ours may be installed there.
-QUERY = """
-import json, os
-os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-import torch
-print(json.dumps([torch.__version__, os.path.dirname(torch.__file__), torch.compiled_with_cxx11_abi()]))
+# Finds torch without importing it, which takes seconds and would load the device backends installed beside it.
+LOCATE_TORCH = """
+import importlib.util
+spec = importlib.util.find_spec("torch")
+print(spec.origin if spec is not None and spec.origin else "")
 """
 
 
@@ -57,16 +56,19 @@ class Torch:
         return int(major), int(minor)
 
 
-def _query_torch(environment: dict[str, str]) -> Torch | None:
+def _locate_torch(environment: dict[str, str]) -> Torch | None:
     # -P: a directory named torch in the working directory is not the torch we look for.
-    command = [sys.executable, "-P", "-c", QUERY]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        if "No module named 'torch'" not in result.stderr:
-            print(f"build_core: the installed torch cannot be imported:\n{result.stderr}", file=sys.stderr)
+    command = [sys.executable, "-P", "-c", LOCATE_TORCH]
+    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    origin = result.stdout.strip()
+    if not origin:
         return None
-    version, root, cxx11_abi = json.loads(result.stdout.splitlines()[-1])
-    torch = Torch(version, Path(root), cxx11_abi)
+    root = Path(origin).parent
+    version = re.search(r"^__version__ = '(.+)'$", (root / "version.py").read_text(), re.MULTILINE)
+    if version is None:
+        return None
+    # The names of libstdc++'s new string and list carry the mark __cxx11.
+    torch = Torch(version[1], root, cxx11_abi=b"__cxx11" in (root / "lib" / "libc10.so").read_bytes())
     return torch if torch.minor in TORCH_SUPPORTED else None
 
 
@@ -78,7 +80,7 @@ def find_torch() -> Torch | None:
     interpreter started without that overlay sees the torch that the extension will run with.
     """
     outer = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONNOUSERSITE")}
-    return _query_torch(outer) or _query_torch(dict(os.environ))
+    return _locate_torch(outer) or _locate_torch(dict(os.environ))
 
 
 def torch_requirement() -> str:
@@ -95,6 +97,13 @@ def _require_torch() -> Torch:
             f"{sys.executable} -m pip install {TORCH_DEFAULT}"
         )
     return torch
+
+
+def _python_include() -> str:
+    include = sysconfig.get_path("include")
+    if not (Path(include) / "Python.h").exists():
+        raise SystemExit(f"build_core: {include}/Python.h is missing. Install Python's headers (Debian: python3-dev)")
+    return include
 
 
 def _find_ninja() -> str:
@@ -119,7 +128,7 @@ def _ninja_file(torch: Torch, build_dir: Path, sanitizer: str) -> str:
     compiler = os.environ.get("CXX") or "g++"
     if shutil.which("ccache") and "ccache" not in compiler:
         compiler = f"ccache {compiler}"
-    system_includes = [include, include / "torch/csrc/api/include", sysconfig.get_path("include")]
+    system_includes = [include, include / "torch/csrc/api/include", _python_include()]
     cxxflags = [
         *mode,
         "-std=c++20 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -DNDEBUG",
@@ -128,11 +137,11 @@ def _ninja_file(torch: Torch, build_dir: Path, sanitizer: str) -> str:
         "-Icsrc",
         *(f"-isystem '{path}'" for path in system_includes),
     ]
-    # Next to torch in site-packages the libraries are found by $ORIGIN; an editable install needs the absolute path.
+    # Installed, the libraries lie beside us. Elsewhere they need no finding: torch is imported before the core.
     ldflags = [
         *mode,
         "-shared",
-        f"-L'{lib}' -Wl,-rpath,'$$ORIGIN/../torch/lib' -Wl,-rpath,'{lib}'",
+        f"-L'{lib}' -Wl,-rpath,'$$ORIGIN/../torch/lib'",
         "-ltorch_python -ltorch -ltorch_cpu -lc10",
     ]
     lines = [
@@ -203,7 +212,7 @@ def core_path(package: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the C++ core torch_neuronx._C.")
-    parser.add_argument("--package", type=Path, help="copy the Python package into this directory, build the core there")
+    parser.add_argument("--package", type=Path, metavar="DIR", help="copy the package to DIR and build there")
     package = parser.parse_args().package
     target = PACKAGE
     if package is not None:

@@ -9,7 +9,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import build_core  # noqa: E402  lies beside this file, which is not on sys.path in every way of building
+import build_core  # lies beside this file, which is not on sys.path in every way of building
 
 
 class BuildCore(build_ext):

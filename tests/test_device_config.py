@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,18 +13,6 @@ from torch_neuronx.chip import chip_names, chip_spec
 from torch_neuronx.config import MAX_DEVICES, read_bool, read_config
 
 GIB = 2**30
-
-
-def run_python(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environ}, capture_output=True, text=True, timeout=120
-    )
-
-
-def output_of(code: str, **environ: str) -> str:
-    result = run_python(code, **environ)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
 
 
 @pytest.mark.parametrize(
@@ -97,64 +84,6 @@ def test_switch(text: str, value: bool) -> None:
     assert read_bool({}, "SWITCH") is False
 
 
-def test_process_sees_what_the_environment_says() -> None:
-    code = """
-import torch
-p = torch.neuron.get_device_properties(1)
-print(torch.neuron.device_count(), torch.accelerator.device_count(), p.total_memory, p.core_id, p.name, sep="|")
-print(torch.ones(2, device="neuron:2").sum().item())
-"""
-    lines = output_of(
-        code, NEURON_PLATFORM_TARGET_OVERRIDE="trn3", NEURON_RT_VISIBLE_CORES="8,10-11", NEURON_LOGICAL_NC_CONFIG="1"
-    ).splitlines()
-    assert lines == [f"3|3|{18 * GIB}|10|AWS Trainium3 NeuronCore-v4 (virtual, neuron)", "2.0"]
-
-
-def test_variables_set_after_the_import_count() -> None:
-    code = """
-import os, torch
-os.environ["NEURON_RT_NUM_CORES"] = "7"
-print(torch.neuron.device_count())
-torch.ones(1, device="neuron")
-os.environ["NEURON_RT_NUM_CORES"] = "2"
-print(torch.neuron.device_count())
-"""
-    assert output_of(code).split() == ["7", "7"]
-
-
-def test_backward_on_the_cpu_before_the_first_use() -> None:
-    # The autograd engine sizes its thread pool once, by the devices that there are at the first backward.
-    code = """
-import torch
-x = torch.ones(2, requires_grad=True)
-(x * 2).sum().backward()
-y = torch.ones(2, device="neuron:3", requires_grad=True)
-(y * 3).sum().backward()
-print(y.grad.tolist())
-"""
-    assert output_of(code) == "[3.0, 3.0]"
-
-
-def test_bad_variable_does_not_break_the_import() -> None:
-    code = """
-import warnings, torch
-print((torch.ones(2) + 1).tolist())
-torch.manual_seed(3)
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    print(torch.neuron.is_available(), torch.neuron.device_count())
-print(any("NEURON_RT_NUM_CORES='many'" in str(w.message) for w in caught))
-for use in (lambda: torch.ones(1, device="neuron"), torch.neuron.current_device, torch.neuron.synchronize):
-    try:
-        use()
-    except RuntimeError as error:
-        print("NEURON_RT_NUM_CORES='many': expected a whole number" in str(error))
-"""
-    assert output_of(code, NEURON_RT_NUM_CORES="many").splitlines() == [
-        "[2.0, 2.0]", "False 0", "True", "True", "True", "True",
-    ]  # fmt: skip
-
-
 def test_chip_numbers_fit_together() -> None:
     for name in chip_names():
         chip = chip_spec(name)
@@ -197,7 +126,8 @@ chip = sys.modules["chip"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(chip)
 print(chip.chip_spec("trn2").cores_per_chip, "torch" in sys.modules)
 """
-    assert output_of(code) == "8 False"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.split() == ["8", "False"]
 
 
 def test_unknown_chip() -> None:

@@ -83,6 +83,16 @@ void clear_op_tracking() {
   });
 }
 
+void set_hand_off(const std::string& when) {
+  TORCH_CHECK_VALUE(
+      when == "measured" || when == "always" || when == "never", "hand-off is one of measured, always and never, not ",
+      when);
+  eager::set_hand_off(
+      when == "always"      ? eager::HandOff::Always
+          : when == "never" ? eager::HandOff::Never
+                            : eager::HandOff::Measured);
+}
+
 py::dict launch_statistics() {
   const auto& counters = eager::launch_counters();
   const auto signatures = eager::signature_stats();
@@ -105,6 +115,7 @@ void bind_eager(py::module& module) {
   module.def("_get_fallback_ops", &fallback_ops);
   module.def("_clear_op_tracking", &clear_op_tracking);
   module.def("_launch_statistics", &launch_statistics);
+  module.def("_set_hand_off", &set_hand_off);
   module.def("_set_fallbacks_forbidden", &eager::set_fallbacks_forbidden);
   module.def("_fallbacks_forbidden", &eager::fallbacks_forbidden);
   module.def("_shutdown", [] {

@@ -1,6 +1,7 @@
 #include "bindings/bindings.h"
 #include "device/config.h"
 #include "device/current.h"
+#include "stream/event.h"
 #include "stream/stream_pool.h"
 
 #include <c10/core/Stream.h>
@@ -39,6 +40,12 @@ void bind_stream(py::module& module) {
   });
   module.def("stream_handle", [](c10::StreamId id, c10::DeviceIndex device) {
     return reinterpret_cast<uintptr_t>(&find_stream(id, device));
+  });
+  // Event ids are torch.Event.event_id: the address of the event, or 0 while it was never recorded.
+  module.def("event_elapsed_ms", [](uintptr_t start, uintptr_t end) {
+    TORCH_CHECK_VALUE(
+        start != 0 && end != 0, "Both events must be recorded before calculating elapsed time.");
+    return reinterpret_cast<const Event*>(start)->elapsed_ms(*reinterpret_cast<const Event*>(end));
   });
   // Keeps the current stream busy for a time; for tests of asynchrony and for timing.
   module.def(

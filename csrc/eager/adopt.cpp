@@ -85,6 +85,10 @@ at::Tensor Adopter::adopt_tensor(at::Tensor result) {
       call_.entry->name, " on neuron: results of layout ", result.layout(),
       result.is_quantized() ? " with a quantizer" : "", " are not supported");
   const auto* const storage = result.storage().unsafeGetStorageImpl();
+  if (const auto* const block = record_ != nullptr ? launch_.prepared_for(index) : nullptr;
+      block != nullptr && block->allocation.ptr == storage->data_ptr().get()) {
+    return adopt_prepared(std::move(result), index);
+  }
   for (size_t t = 0; t < launch_.alias_count(); ++t) {
     const auto* const alias = launch_.alias(t);
     if (alias == nullptr || alias->unsafe_storage().unsafeGetStorageImpl() != storage) {
@@ -114,6 +118,16 @@ at::Tensor Adopter::adopt_tensor(at::Tensor result) {
   return adopted;
 }
 
+at::Tensor Adopter::adopt_prepared(at::Tensor result, size_t index) {
+  auto* const host = result.storage().unsafeGetStorageImpl();
+  auto& block = const_cast<memory::PreparedBlock&>(*launch_.prepared_for(index));
+  auto storage =
+      make_storage(std::exchange(block.allocation, memory::Allocation{}), host->nbytes(), call_.device, stream_);
+  storage->adopt_host_alias(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(host));
+  adopted_.push_back({host, storage, static_cast<int32_t>(index)});
+  return finish_fresh(std::move(result), std::move(storage));
+}
+
 at::Tensor Adopter::adopt_fresh(at::Tensor result) {
   auto* const host = result.storage().unsafeGetStorageImpl();
   TensorSpec spec;
@@ -127,7 +141,6 @@ at::Tensor Adopter::adopt_fresh(at::Tensor result) {
       spec.source = seen.spec;
     }
   }
-  const bool wrapped = result.unsafeGetTensorImpl()->is_wrapped_number();
   if (!storage) {
     spec.ordinal = kernel_memory_.ordinal_of(host->data_ptr().get());
     storage = take_memory(*host);
@@ -138,7 +151,11 @@ at::Tensor Adopter::adopt_fresh(at::Tensor result) {
     adopted_.push_back({host, storage, static_cast<int32_t>(spec_)});
   }
   describe(std::move(spec), result);
-  if (result.use_count() == 1 && !wrapped) {
+  return finish_fresh(std::move(result), std::move(storage));
+}
+
+at::Tensor Adopter::finish_fresh(at::Tensor result, c10::intrusive_ptr<NeuronStorageImpl> storage) {
+  if (result.use_count() == 1 && !result.unsafeGetTensorImpl()->is_wrapped_number()) {
     turn_into_neuron(result, std::move(storage));
     return result;
   }

@@ -25,7 +25,9 @@ class Adopter {
  private:
   c10::IValue adopt_return(size_t index, const c10::IValue& value);
   at::Tensor adopt_tensor(at::Tensor result);
+  at::Tensor adopt_prepared(at::Tensor result, size_t index);
   at::Tensor adopt_fresh(at::Tensor result);
+  at::Tensor finish_fresh(at::Tensor result, c10::intrusive_ptr<NeuronStorageImpl> storage);
   bool sync_mutated();
   void sync_grown_storage(const c10::TensorImpl& alias, const c10::TensorImpl& original);
   c10::intrusive_ptr<NeuronStorageImpl> take_memory(const c10::StorageImpl& host);

@@ -4,6 +4,7 @@
 #include "device/current.h"
 #include "device/generator.h"
 #include "eager/adopt.h"
+#include "eager/alias.h"
 #include "eager/fallback.h"
 #include "eager/launch_generator.h"
 #include "eager/neuron_tensor.h"
@@ -31,6 +32,7 @@ namespace {
 constexpr double kHandOffNs = 4000;
 
 std::atomic<CapturePythonLine> g_capture_python_line{nullptr};
+std::atomic<HandOff> g_hand_off{HandOff::Measured};
 
 // Ticks of c10's approximate clock in a nanosecond, measured once.
 double ticks_per_ns() {
@@ -85,14 +87,6 @@ class InlineLaunch {
   OpLaunch& launch_;
 };
 
-// What a kernel on CPU aliases must not see: autograd, autocast, and modes that already saw the neuron op.
-const c10::DispatchKeySet& keys_above_kernels() {
-  static const c10::DispatchKeySet keys = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-      c10::autocast_dispatch_keyset |
-      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
-  return keys;
-}
-
 std::optional<PhiloxState> reserve_random(const ScannedCall& call) {
   const auto& entry = *call.entry;
   if (!entry.random || entry.generator_arg < 0) {
@@ -134,11 +128,8 @@ torch::jit::Stack run_inline(
   launch.bind(call, /*outlives_call=*/false);
   launch.set_record(record);
   if (record && !record->inline_only) {
-    for (size_t i = 0; i < record->specs.size(); ++i) {
-      const auto& spec = record->specs[i];
-      if (spec.kind == TensorSpec::Kind::Fresh && spec.source < 0 && spec.nbytes > 0) {
-        launch.expect(i, memory::allocate(call.device, spec.nbytes, stream));
-      }
+    for (const uint32_t spec : record->own_memory) {
+      launch.expect(spec, memory::allocate(call.device, record->specs[spec].nbytes, stream));
     }
   }
   if (C10_UNLIKELY(call.entry->random)) {
@@ -184,13 +175,10 @@ class PromisedResults {
   }
 
   void bind(OpLaunch& launch, uint64_t seq) const {
-    for (size_t i = 0; i < tensors_.size(); ++i) {
-      const auto& spec = record_.specs[i];
-      if (spec.kind == TensorSpec::Kind::Fresh && spec.source < 0 && spec.nbytes > 0) {
-        auto& storage = storage_of(*tensors_[i].unsafeGetTensorImpl());
-        storage.mark_use(stream_, seq);
-        launch.expect(i, {const_cast<void*>(storage.data_ptr().get()), nullptr});
-      }
+    for (const uint32_t spec : record_.own_memory) {
+      auto& storage = storage_of(*tensors_[spec].unsafeGetTensorImpl());
+      storage.mark_use(stream_, seq);
+      launch.expect(spec, {const_cast<void*>(storage.data_ptr().get()), nullptr});
     }
   }
 
@@ -280,6 +268,10 @@ bool worth_enqueueing(const ScannedCall& call, const Record& record, const Strea
   if (record.inline_only || config::get().launch_blocking || (call.entry->random && host_rng())) {
     return false;
   }
+  const HandOff when = g_hand_off.load(std::memory_order_relaxed);
+  if (C10_UNLIKELY(when != HandOff::Measured)) {
+    return when == HandOff::Always;
+  }
   return !submission.idle() || record.run_ticks.load(std::memory_order_relaxed) > hand_off_ticks();
 }
 
@@ -291,6 +283,10 @@ torch::jit::Stack run_foreign(const ScannedCall& call, Stream& stream) {
 }
 
 } // namespace
+
+void set_hand_off(HandOff when) noexcept {
+  g_hand_off.store(when, std::memory_order_relaxed);
+}
 
 void set_capture_python_line(CapturePythonLine capture) noexcept {
   g_capture_python_line.store(capture, std::memory_order_release);
@@ -341,6 +337,7 @@ void boxed_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, t
     }
   }
   if (fresh) {
+    fresh->finish();
     store_record(std::move(fresh));
   }
   replace_arguments(*stack, entry.num_args, std::move(results));

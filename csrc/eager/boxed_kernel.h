@@ -4,11 +4,21 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <cstdint>
+
 namespace neuron::eager {
 
 // Registered as the backend fallback of PrivateUse1 and, one by one, for operators that have a composite kernel but are
 // better launched whole.
 void boxed_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+// When a launch whose results are known is handed to the executor. Tests force either way; programs keep `Measured`.
+enum class HandOff : uint8_t {
+  Measured, // when the stream is busy, or when the kernel takes longer than handing it over
+  Always,
+  Never,
+};
+void set_hand_off(HandOff when) noexcept;
 
 // How the bindings find the user's line for launches that data can make fail. The GIL is not held by the caller.
 struct PythonLine {

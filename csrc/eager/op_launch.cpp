@@ -1,13 +1,12 @@
 #include "eager/op_launch.h"
 
+#include "eager/alias.h"
 #include "eager/launch_generator.h"
 #include "memory/guard_pages.h"
-#include "memory/storage.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/clone.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/util/ApproximateClock.h>
 
 #include <cstring>
@@ -15,13 +14,6 @@
 namespace neuron::eager {
 
 namespace {
-
-c10::intrusive_ptr<c10::TensorImpl> make_alias() {
-  // Below autograd nothing asks, but a kernel may bump a version, which inference tensors refuse.
-  c10::InferenceMode no_inference(false);
-  return c10::make_intrusive<c10::TensorImpl>(
-      c10::DispatchKeySet(c10::DispatchKey::CPU), caffe2::TypeMeta::Make<float>(), c10::Device(c10::DeviceType::CPU));
-}
 
 bool same(c10::IntArrayRef a, const std::vector<int64_t>& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
@@ -91,20 +83,7 @@ at::Tensor OpLaunch::alias_of(const c10::TensorImpl& source) {
     aliases_.emplace_back();
   }
   auto& alias = aliases_[bound_++];
-  if (C10_UNLIKELY(!alias || alias.use_count() != 1)) {
-    alias = make_alias(); // the first use, or a kernel kept the old one
-  }
-  alias->set_storage_and_dtype(c10::Storage(storage_of(source).host_alias()), source.dtype());
-  alias->set_sizes_and_strides(source.sizes(), source.strides(), source.storage_offset());
-  if (C10_UNLIKELY(alias->is_conj() != source.is_conj())) {
-    alias->_set_conj(source.is_conj());
-  }
-  if (C10_UNLIKELY(alias->is_neg() != source.is_neg())) {
-    alias->_set_neg(source.is_neg());
-  }
-  if (C10_UNLIKELY(alias->is_wrapped_number() != source.is_wrapped_number())) {
-    alias->set_wrapped_number(source.is_wrapped_number());
-  }
+  point_alias(alias, source);
   return at::Tensor(alias);
 }
 
@@ -113,17 +92,14 @@ void OpLaunch::expect(size_t spec, const memory::Allocation& memory) {
   block.allocation = memory;
   block.nbytes = record_->specs[spec].nbytes;
   block.ordinal = record_->specs[spec].ordinal;
+  prepared_of_spec_.resize(record_->specs.size(), -1);
+  prepared_of_spec_[spec] = static_cast<int32_t>(prepared_.size());
   prepared_.push_back(block);
-  prepared_spec_.push_back(static_cast<uint32_t>(spec));
 }
 
 const memory::PreparedBlock* OpLaunch::prepared_for(size_t spec) const {
-  for (size_t i = 0; i < prepared_spec_.size(); ++i) {
-    if (prepared_spec_[i] == spec) {
-      return &prepared_[i];
-    }
-  }
-  return nullptr;
+  const int32_t index = spec < prepared_of_spec_.size() ? prepared_of_spec_[spec] : -1;
+  return index < 0 ? nullptr : &prepared_[static_cast<size_t>(index)];
 }
 
 void OpLaunch::call_kernel() {
@@ -187,7 +163,7 @@ void OpLaunch::check_result(size_t index, const at::Tensor& result) {
 void OpLaunch::release() noexcept {
   stack_.clear();
   prepared_.clear();
-  prepared_spec_.clear();
+  prepared_of_spec_.clear();
   record_.reset();
   random_ = false;
 }

@@ -18,7 +18,8 @@ class OpLaunch final : public LaunchPayload {
   // Fills the boxed arguments from a scanned call. `outlives_call`: the launch is enqueued, so values that the user
   // could change after the call (CPU scalars) are copied.
   void bind(const ScannedCall& call, bool outlives_call);
-  // Where the fresh result described by spec number `spec` must end up. The memory is not owned.
+  // Where the fresh result described by spec number `spec` must end up; called in the order of Record::own_memory. The
+  // memory is not owned.
   void expect(size_t spec, const memory::Allocation& memory);
   void set_record(c10::intrusive_ptr<Record> record) { record_ = std::move(record); }
   void set_random(const PhiloxState& state) { philox_ = state; random_ = true; }
@@ -49,7 +50,7 @@ class OpLaunch final : public LaunchPayload {
   std::vector<c10::intrusive_ptr<c10::TensorImpl>> aliases_;
   size_t bound_ = 0;
   std::vector<memory::PreparedBlock> prepared_;
-  std::vector<uint32_t> prepared_spec_;
+  std::vector<int32_t> prepared_of_spec_; // index into prepared_, or -1
   PhiloxState philox_;
   bool random_ = false;
   int num_threads_ = 0;

@@ -5,6 +5,7 @@
 #include "eager/copy.h"
 #include "eager/factories.h"
 #include "eager/policy.h"
+#include "eager/typed_kernels.h"
 #include "memory/kernel_memory.h"
 #include "memory/storage.h"
 
@@ -90,6 +91,7 @@ void install() {
   // Never destroyed: deregistering at exit would race with what still runs.
   static auto* const library = new torch::Library(
       torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  register_typed_kernels(*library);
   register_composites(*library);
 }
 

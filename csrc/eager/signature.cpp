@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <mutex>
@@ -230,10 +231,25 @@ void scan(OpEntry& entry, c10::ArrayRef<c10::IValue> args, ScannedCall& call) {
   Scanner(call).run();
 }
 
+void Record::finish() {
+  for (uint32_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].kind == TensorSpec::Kind::Fresh && specs[i].source < 0 && specs[i].nbytes > 0) {
+      own_memory.push_back(i);
+    }
+  }
+  std::stable_sort(own_memory.begin(), own_memory.end(), [this](uint32_t a, uint32_t b) {
+    return specs[a].ordinal < specs[b].ordinal;
+  });
+}
+
 void Record::note_run_ticks(uint64_t ticks) noexcept {
+  // Wall time, so a run that was preempted says nothing about the kernel: quick to go down, slow and bounded to go up.
   const uint64_t old = run_ticks.load(std::memory_order_relaxed);
-  const uint64_t now = std::min<uint64_t>(ticks, UINT32_MAX);
-  run_ticks.store(static_cast<uint32_t>(old == 0 ? now : (old * 7 + now) / 8), std::memory_order_relaxed);
+  uint64_t now = std::min<uint64_t>(ticks, UINT32_MAX);
+  if (old != 0) {
+    now = now < old ? (old + now) / 2 : (old * 15 + std::min(now, old * 4)) / 16;
+  }
+  run_ticks.store(static_cast<uint32_t>(now), std::memory_order_relaxed);
 }
 
 uint64_t hash_key(const KeyWords& key) noexcept {

@@ -68,8 +68,11 @@ struct Record : c10::intrusive_ptr_target {
   bool inline_only = false; // the results can't be described by specs
   std::vector<ReturnSpec> returns;
   std::vector<TensorSpec> specs;
+  std::vector<uint32_t> own_memory; // specs that get a block of their own, in the order in which the kernel allocates
   std::atomic<uint32_t> run_ticks{0}; // how long the kernel takes, in ticks of c10's approximate clock; moving average
 
+  // Call when all specs are there.
+  void finish();
   void note_run_ticks(uint64_t ticks) noexcept;
 };
 

@@ -44,9 +44,9 @@ std::string out_of_memory_message(const DeviceHeap& heap, size_t requested) {
   size_t beyond = allowed > reserved ? allowed - reserved : 0;
 
   std::ostringstream text;
-  text << "Neuron out of memory. Tried to allocate " << format_bytes(requested) << ". neuron:"
-       << static_cast<int>(heap.device) << " has a total capacity of " << format_bytes(heap.total_bytes())
-       << " of which " << format_bytes(beyond) << " is free";
+  text << "Neuron out of memory. Tried to allocate " << format_bytes(requested)
+       << ". neuron:" << static_cast<int>(heap.device) << " has a total capacity of "
+       << format_bytes(heap.total_bytes()) << " of which " << format_bytes(beyond) << " is free";
   if (allowed < heap.total_bytes()) {
     text << " (" << format_bytes(allowed) << " allowed by set_per_process_memory_fraction)";
   }
@@ -84,12 +84,12 @@ std::string out_of_memory_message(const DeviceHeap& heap, size_t requested) {
     allocated = static_cast<size_t>(heap.statistics.allocated_bytes.current());
     allowed = heap.allowed_bytes();
     if (history_keeps(HistoryAction::kOutOfMemory)) {
-      heap.record(HistoryAction::kOutOfMemory, allowed > reserved ? allowed - reserved : 0, requested, stream.id(),
-                  context);
+      heap.record(
+          HistoryAction::kOutOfMemory, allowed > reserved ? allowed - reserved : 0, requested, stream.id(), context);
     }
   }
-  c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(requested), allocated, reserved,
-                                   c10::Device(c10::DeviceType::PrivateUse1, heap.device));
+  c10::reportOutOfMemoryToProfiler(
+      static_cast<int64_t>(requested), allocated, reserved, c10::Device(c10::DeviceType::PrivateUse1, heap.device));
   notify_out_of_memory(heap.device, requested, reserved, allowed);
   TORCH_CHECK_WITH(OutOfMemoryError, false, message);
 }
@@ -106,8 +106,8 @@ std::atomic<bool> profiled_once{false};
     allocated = static_cast<size_t>(heap.statistics.allocated_bytes.current());
     reserved = static_cast<size_t>(heap.statistics.reserved_bytes.current());
   }
-  c10::reportMemoryUsageToProfiler(ptr, change, allocated, reserved,
-                                   c10::Device(c10::DeviceType::PrivateUse1, heap.device));
+  c10::reportMemoryUsageToProfiler(
+      ptr, change, allocated, reserved, c10::Device(c10::DeviceType::PrivateUse1, heap.device));
 }
 
 // NaN in every float type, -1 in every signed integer type: use of memory before it was written shows.
@@ -121,8 +121,8 @@ void poison(const Block& block) {
 
 [[gnu::noinline]] void note_history(DeviceHeap& heap, Block& block, Context context) {
   if (history_keeps(HistoryAction::kAlloc)) {
-    heap.record(HistoryAction::kAlloc, reinterpret_cast<uintptr_t>(block.ptr), block.bytes, block.owner->stream->id(),
-                context);
+    heap.record(
+        HistoryAction::kAlloc, reinterpret_cast<uintptr_t>(block.ptr), block.bytes, block.owner->stream->id(), context);
   }
   if (context != nullptr) {
     if (block.segment->context == nullptr) {
@@ -151,8 +151,8 @@ inline Block* try_allocate(DeviceHeap& heap, Stream& stream, size_t nbytes, Size
 }
 
 // Gives cached memory back, waits for the device, and tries again; throws when that does not help.
-[[gnu::noinline]] Block* allocate_after_release(DeviceHeap& heap, Stream& stream, size_t nbytes, SizeClass size,
-                                                const Context& context) {
+[[gnu::noinline]] Block* allocate_after_release(
+    DeviceHeap& heap, Stream& stream, size_t nbytes, SizeClass size, const Context& context) {
   {
     std::lock_guard guard(heap.lock);
     ++heap.statistics.num_alloc_retries;
@@ -210,8 +210,9 @@ void free_block(void* block) {
 Allocation allocate(c10::DeviceIndex device, size_t nbytes, Stream& stream) {
   config::ensure_started();
   DeviceHeap& heap = heap_of(device);
-  TORCH_CHECK_WITH(OutOfMemoryError, nbytes <= kMaxRequestBytes, "Neuron out of memory. Tried to allocate ", nbytes,
-                   " bytes, more than any device has.");
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, nbytes <= kMaxRequestBytes, "Neuron out of memory. Tried to allocate ", nbytes,
+      " bytes, more than any device has.");
   if (power2_divisions_set.load(std::memory_order_relaxed)) [[unlikely]] {
     nbytes = round_by_power2_divisions(nbytes);
   }

@@ -35,8 +35,9 @@ std::string_view trim(std::string_view text) {
 size_t parse_bytes(std::string_view key, std::string_view value) {
   size_t bytes = 0;
   auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), bytes);
-  TORCH_CHECK_VALUE(error == std::errc() && end == value.data() + value.size() && bytes > 0, kVariable, ": ", key,
-                    " must be a positive number of bytes, but is '", value, "'");
+  TORCH_CHECK_VALUE(
+      error == std::errc() && end == value.data() + value.size() && bytes > 0, kVariable, ": ", key,
+      " must be a positive number of bytes, but is '", value, "'");
   return bytes;
 }
 
@@ -44,8 +45,9 @@ double parse_share(std::string_view key, std::string_view value) {
   std::string text(value);
   char* end = nullptr;
   double share = std::strtod(text.c_str(), &end);
-  TORCH_CHECK_VALUE(!text.empty() && *end == '\0' && share >= 0 && share < 1, kVariable, ": ", key,
-                    " must be a number in [0, 1), but is '", value, "'");
+  TORCH_CHECK_VALUE(
+      !text.empty() && *end == '\0' && share >= 0 && share < 1, kVariable, ": ", key,
+      " must be a number in [0, 1), but is '", value, "'");
   return share;
 }
 
@@ -65,8 +67,9 @@ AllocatorConfig parse_allocator_config(const std::string& text, AllocatorConfig 
       continue;
     }
     size_t equals = item.find('=');
-    TORCH_CHECK_VALUE(equals != std::string_view::npos, kVariable, " takes key=value pairs separated by commas, but '",
-                      item, "' has no '='");
+    TORCH_CHECK_VALUE(
+        equals != std::string_view::npos, kVariable, " takes key=value pairs separated by commas, but '", item,
+        "' has no '='");
     std::string_view key = trim(item.substr(0, equals));
     std::string_view value = trim(item.substr(equals + 1));
     if (key == "kMaxSplitSizeBytes") {
@@ -82,9 +85,11 @@ AllocatorConfig parse_allocator_config(const std::string& text, AllocatorConfig 
     } else if (key == "kGarbageCollectionThreshold") {
       config.garbage_collection_threshold = parse_share(key, value);
     } else {
-      TORCH_WARN(kVariable, ": '", key, "' is not known and has no effect; known are kMaxSplitSizeBytes, "
-                 "kMaxNonSplitRoundingBytes, kSmallSegmentBytes, kLargeSegmentBytes, kMinExactSegmentBytes, "
-                 "kGarbageCollectionThreshold");
+      TORCH_WARN(
+          kVariable, ": '", key,
+          "' is not known and has no effect; known are kMaxSplitSizeBytes, "
+          "kMaxNonSplitRoundingBytes, kSmallSegmentBytes, kLargeSegmentBytes, kMinExactSegmentBytes, "
+          "kGarbageCollectionThreshold");
     }
   }
   // A segment must hold the largest request that shares it.

@@ -37,9 +37,7 @@ class NeuronAllocator final : public c10::DeviceAllocator {
 
   void emptyCache(c10::MempoolId_t) override { empty_cache(); }
 
-  void recordStream(const c10::DataPtr& ptr, c10::Stream stream) override {
-    record_stream(ptr, lookup_stream(stream));
-  }
+  void recordStream(const c10::DataPtr& ptr, c10::Stream stream) override { record_stream(ptr, lookup_stream(stream)); }
 
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     return device_stats(device);

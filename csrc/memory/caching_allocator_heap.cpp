@@ -41,7 +41,8 @@ StreamBlocks& DeviceHeap::find_blocks_of(Stream& stream) {
   return *entry;
 }
 
-// ---- finding a block -------------------------------------------------------------------------------------------------
+// ---- finding a block
+// -------------------------------------------------------------------------------------------------
 
 Block* DeviceHeap::find(StreamBlocks& blocks, SizeClass size) {
   Pool pool = pool_of(size.bytes);
@@ -68,8 +69,8 @@ Block* DeviceHeap::take_free(StreamBlocks& blocks, Pool pool, SizeClass size) {
   Block* block = *found;
   // Blocks above the split limit are kept for requests that nearly fill them.
   bool oversize = block->bytes >= config.max_split_bytes;
-  if (oversize && (size.bytes < config.max_split_bytes ||
-                   block->bytes >= size.bytes + config.max_non_split_rounding_bytes)) {
+  if (oversize &&
+      (size.bytes < config.max_split_bytes || block->bytes >= size.bytes + config.max_non_split_rounding_bytes)) {
     return nullptr;
   }
   free.erase(found);
@@ -127,7 +128,7 @@ bool DeviceHeap::grow_by(StreamBlocks& blocks, Pool pool, size_t segment_bytes) 
   if (segment_bytes > allowed_bytes() || reserved > allowed_bytes() - segment_bytes) {
     return false;
   }
-  void* start = addresses_.map(segment_bytes);
+  void* start = addresses_.map(segment_bytes, /*huge_pages=*/pool == Pool::kLarge);
   if (start == nullptr) {
     return false;
   }
@@ -146,13 +147,14 @@ bool DeviceHeap::grow_by(StreamBlocks& blocks, Pool pool, size_t segment_bytes) 
   }
   ++statistics.num_device_alloc;
   if (history_keeps(HistoryAction::kSegmentAlloc)) {
-    record(HistoryAction::kSegmentAlloc, reinterpret_cast<uintptr_t>(start), segment_bytes, blocks.stream->id(),
-           nullptr);
+    record(
+        HistoryAction::kSegmentAlloc, reinterpret_cast<uintptr_t>(start), segment_bytes, blocks.stream->id(), nullptr);
   }
   return true;
 }
 
-// ---- taking blocks back ----------------------------------------------------------------------------------------------
+// ---- taking blocks back
+// ----------------------------------------------------------------------------------------------
 
 void DeviceHeap::empty_bins(StreamBlocks& blocks, Pool pool) {
   int first = pool == Pool::kSmall ? 0 : size_class_of(kSmallPoolMaxBytes).index + 1;
@@ -235,8 +237,9 @@ void DeviceHeap::collect_awaited() {
       queue.pop_front();
       if (--block.extra->awaited_streams == 0) {
         if (history_keeps(HistoryAction::kFreeCompleted)) {
-          record(HistoryAction::kFreeCompleted, reinterpret_cast<uintptr_t>(block.ptr), block.bytes,
-                 block.owner->stream->id(), nullptr);
+          record(
+              HistoryAction::kFreeCompleted, reinterpret_cast<uintptr_t>(block.ptr), block.bytes,
+              block.owner->stream->id(), nullptr);
         }
         block.extra.reset();
         --awaiting_count_;
@@ -274,8 +277,9 @@ size_t DeviceHeap::release_idle_segments(size_t enough) {
         }
         ++statistics.num_device_free;
         if (history_keeps(HistoryAction::kSegmentFree)) {
-          record(HistoryAction::kSegmentFree, reinterpret_cast<uintptr_t>(block->ptr), block->bytes, stream->id(),
-                 nullptr);
+          record(
+              HistoryAction::kSegmentFree, reinterpret_cast<uintptr_t>(block->ptr), block->bytes, stream->id(),
+              nullptr);
         }
         first_blocks_.erase(reinterpret_cast<uintptr_t>(block->ptr));
         addresses_.unmap(block->ptr, block->bytes);
@@ -287,7 +291,8 @@ size_t DeviceHeap::release_idle_segments(size_t enough) {
   return released;
 }
 
-// ---- blocks ----------------------------------------------------------------------------------------------------------
+// ---- blocks
+// ----------------------------------------------------------------------------------------------------------
 
 Block* DeviceHeap::new_block() {
   if (spare_blocks_ == nullptr) {
@@ -316,8 +321,8 @@ size_t DeviceHeap::largest_free_block() const {
   return largest;
 }
 
-void DeviceHeap::record(HistoryAction action, uintptr_t address, size_t size, c10::StreamId stream,
-                        const Context& context) {
+void DeviceHeap::record(
+    HistoryAction action, uintptr_t address, size_t size, c10::StreamId stream, const Context& context) {
   history.add({action, address, size, stream, now_us(), context, history_metadata()});
 }
 
@@ -335,9 +340,9 @@ std::vector<SegmentSnapshot> DeviceHeap::snapshot() const {
     for (const Block* block = first; block != nullptr; block = block->next) {
       bool live = block->state == BlockState::kLive;
       bool awaiting = block->state == BlockState::kAwaiting;
-      segment.blocks.push_back({reinterpret_cast<uintptr_t>(block->ptr), block->bytes,
-                                live || awaiting ? block->requested : 0, block->state,
-                                block->extra != nullptr ? block->extra->context : nullptr});
+      segment.blocks.push_back(
+          {reinterpret_cast<uintptr_t>(block->ptr), block->bytes, live || awaiting ? block->requested : 0, block->state,
+           block->extra != nullptr ? block->extra->context : nullptr});
       segment.allocated_size += live ? block->bytes : 0;
       segment.active_size += live || awaiting ? block->bytes : 0;
       segment.requested_size += live || awaiting ? block->requested : 0;

@@ -50,7 +50,8 @@ struct Block {
   int16_t bin = kNoSizeClass;
   Pool pool = Pool::kSmall;
   BlockState state = BlockState::kFree;
-  bool split = false; // has a neighbour in its segment
+  bool split = false;    // has a neighbour in its segment
+  bool oversize = false; // was above the split limit when it was handed out
   Segment* segment = nullptr;
   Block* previous = nullptr; // neighbours by address
   Block* next = nullptr;
@@ -113,11 +114,18 @@ class DeviceHeap {
     statistics.active.add(block.pool, 1);
     statistics.active_bytes.add(block.pool, bytes);
     statistics.requested_bytes.add(block.pool, static_cast<int64_t>(requested));
+    block.oversize = block.bytes >= config.max_split_bytes;
+    if (block.oversize) [[unlikely]] {
+      statistics.oversize_allocations.add(block.pool, 1);
+    }
   }
   void note_inactive(Block& block) noexcept {
     statistics.active.subtract(block.pool, 1);
     statistics.active_bytes.subtract(block.pool, static_cast<int64_t>(block.bytes));
     statistics.requested_bytes.subtract(block.pool, static_cast<int64_t>(block.requested));
+    if (block.oversize) [[unlikely]] {
+      statistics.oversize_allocations.subtract(block.pool, 1);
+    }
   }
   void note_freed(Block& block) noexcept {
     auto bytes = static_cast<int64_t>(block.bytes);
@@ -140,8 +148,9 @@ class DeviceHeap {
     merge_into_free(block);
   }
 
-  // ---- the slow paths ------------------------------------------------------------------------------------------------
-  // A block of at least the class's bytes from the free blocks or a new segment; null when the limit or the host refuse.
+  // ---- the slow paths
+  // ------------------------------------------------------------------------------------------------ A block of at
+  // least the class's bytes from the free blocks or a new segment; null when the limit or the host refuse.
   Block* find(StreamBlocks& blocks, SizeClass size);
   // Keeps a freed block back while streams given to record_stream may still use it; false when none does.
   bool await_streams(Block& block);
@@ -156,8 +165,9 @@ class DeviceHeap {
   size_t total_bytes() const noexcept { return total_bytes_; }
   size_t allowed_bytes() const noexcept;
   size_t largest_free_block() const;
-  size_t awaiting_bytes() const noexcept { return static_cast<size_t>(statistics.allocated_bytes.current() -
-                                                                      statistics.active_bytes.current()); }
+  size_t awaiting_bytes() const noexcept {
+    return static_cast<size_t>(statistics.allocated_bytes.current() - statistics.active_bytes.current());
+  }
   void record(HistoryAction action, uintptr_t address, size_t size, c10::StreamId stream, const Context& context);
   std::vector<SegmentSnapshot> snapshot() const;
   void set_accessible(bool accessible) noexcept { addresses_.set_accessible(accessible); }

@@ -61,14 +61,19 @@ void after_fork_in_child() {
   unlock_all_heaps();
 }
 
+// While the library is loaded, so before those of device/config: preparing runs in reverse order, and the executors,
+// which config waits for, need the locks that are taken here.
+const int fork_handlers_failed = pthread_atfork(&lock_all_heaps, &unlock_all_heaps, &after_fork_in_child);
+
 [[gnu::noinline]] DeviceHeap& make_heap(c10::DeviceIndex device) {
   config::check_device_index(device);
   AllocatorConfig allocator_config = read_allocator_config();
   std::lock_guard guard(heaps_mutex());
-  static bool fork_handlers = pthread_atfork(&lock_all_heaps, &unlock_all_heaps, &after_fork_in_child) == 0;
-  TORCH_INTERNAL_ASSERT(fork_handlers, "pthread_atfork failed");
+  TORCH_INTERNAL_ASSERT(fork_handlers_failed == 0, "pthread_atfork failed with error ", fork_handlers_failed);
   DeviceHeap* heap = heaps[device].load(std::memory_order_acquire);
   if (heap == nullptr) {
+    static const bool guard_read = (guard::read_environment(), true);
+    static_cast<void>(guard_read);
     heap = new DeviceHeap(device, config::get().hbm_bytes, allocator_config);
     heap->set_accessible(guard::accessible());
     heap->history.configure(history_max_entries(), true);
@@ -147,34 +152,50 @@ double memory_fraction(c10::DeviceIndex device) {
 }
 
 std::pair<size_t, size_t> memory_info(c10::DeviceIndex device) {
-  DeviceHeap& heap = heap_of(device);
+  config::check_device_index(device);
+  DeviceHeap* existing = existing_heap(device);
+  if (existing == nullptr) {
+    return {config::get().hbm_bytes, config::get().hbm_bytes};
+  }
+  DeviceHeap& heap = *existing;
   std::lock_guard guard(heap.lock);
   return {heap.total_bytes() - static_cast<size_t>(heap.statistics.reserved_bytes.current()), heap.total_bytes()};
 }
 
 c10::CachingDeviceAllocator::DeviceStats device_stats(c10::DeviceIndex device) {
-  DeviceHeap& heap = heap_of(device);
-  std::lock_guard guard(heap.lock);
-  heap.collect_awaited();
-  return heap.statistics.to_device_stats(heap.config.max_split_bytes);
+  config::check_device_index(device);
+  DeviceHeap* heap = existing_heap(device);
+  if (heap == nullptr) {
+    return Statistics().to_device_stats(read_allocator_config().max_split_bytes);
+  }
+  std::lock_guard guard(heap->lock);
+  heap->collect_awaited();
+  return heap->statistics.to_device_stats(heap->config.max_split_bytes);
 }
 
 void reset_accumulated_stats(c10::DeviceIndex device) {
-  DeviceHeap& heap = heap_of(device);
-  std::lock_guard guard(heap.lock);
-  heap.statistics.reset_accumulated();
+  config::check_device_index(device);
+  if (DeviceHeap* heap = existing_heap(device)) {
+    std::lock_guard guard(heap->lock);
+    heap->statistics.reset_accumulated();
+  }
 }
 
 void reset_peak_stats(c10::DeviceIndex device) {
-  DeviceHeap& heap = heap_of(device);
-  std::lock_guard guard(heap.lock);
-  heap.statistics.reset_peak();
+  config::check_device_index(device);
+  if (DeviceHeap* heap = existing_heap(device)) {
+    std::lock_guard guard(heap->lock);
+    heap->statistics.reset_peak();
+  }
 }
 
 size_t largest_free_block(c10::DeviceIndex device) {
-  DeviceHeap& heap = heap_of(device);
-  std::lock_guard guard(heap.lock);
-  return heap.largest_free_block();
+  DeviceHeap* heap = existing_heap(device);
+  if (heap == nullptr) {
+    return 0;
+  }
+  std::lock_guard guard(heap->lock);
+  return heap->largest_free_block();
 }
 
 namespace {

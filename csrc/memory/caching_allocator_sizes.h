@@ -8,10 +8,10 @@
 namespace neuron::memory {
 
 constexpr size_t kMinBlockBytes = 256;
-constexpr size_t kSmallPoolMaxBytes = size_t{1} << 20;   // requests up to this size use the small pool
-constexpr size_t kSizeClassMaxBytes = size_t{16} << 20;  // requests below are rounded up to a size class
-constexpr size_t kExactRounding = 512;                   // larger requests are rounded to this only
-constexpr size_t kMaxRequestBytes = size_t{1} << 60;     // far above any device, and safe to round
+constexpr size_t kSmallPoolMaxBytes = size_t{1} << 20;  // requests up to this size use the small pool
+constexpr size_t kSizeClassMaxBytes = size_t{16} << 20; // requests below are rounded up to a size class
+constexpr size_t kExactRounding = 512;                  // larger requests are rounded to this only
+constexpr size_t kMaxRequestBytes = size_t{1} << 60;    // far above any device, and safe to round
 
 enum class Pool : uint8_t { kSmall = 0, kLarge = 1 };
 constexpr int kPoolCount = 2;

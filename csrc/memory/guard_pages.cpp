@@ -10,11 +10,6 @@ namespace neuron::memory {
 
 namespace {
 
-bool wanted_by_environment() {
-  const char* value = std::getenv("TORCH_NEURONX_GUARD_MEMORY");
-  return value != nullptr && *value != '\0' && std::strcmp(value, "0") != 0;
-}
-
 std::mutex& scopes_mutex() {
   static auto* mutex = new std::mutex;
   return *mutex;
@@ -32,7 +27,7 @@ void protect_all(bool accessible) {
 
 namespace guard {
 
-std::atomic<bool> enabled{wanted_by_environment()};
+std::atomic<bool> enabled{false};
 
 void open() noexcept {
   std::lock_guard lock(scopes_mutex());
@@ -45,6 +40,13 @@ void close() noexcept {
   std::lock_guard lock(scopes_mutex());
   if (--open_scopes == 0 && enabled.load(std::memory_order_relaxed)) {
     protect_all(false);
+  }
+}
+
+void read_environment() {
+  const char* value = std::getenv("TORCH_NEURONX_GUARD_MEMORY");
+  if (value != nullptr && *value != '\0' && std::strcmp(value, "0") != 0) {
+    enabled.store(true, std::memory_order_relaxed);
   }
 }
 

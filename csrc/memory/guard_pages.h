@@ -13,6 +13,7 @@ extern std::atomic<bool> enabled;
 void open() noexcept;
 void close() noexcept;
 bool accessible() noexcept; // device memory may be accessed now
+void read_environment();    // before the first memory exists
 } // namespace guard
 
 // Device memory may be accessed, by any thread, while one of these lives. Free when the mode is off.
@@ -35,7 +36,7 @@ class DeviceAccess {
   const bool counted_; // the mode may be switched while a scope is open
 };
 
-// Switches the mode; called from tests and by the environment variable.
+// Switches the mode while the process runs.
 void set_guard_mode(bool enabled);
 
 } // namespace neuron::memory

@@ -29,17 +29,25 @@ struct HostAllocatorHook final : c10::Allocator {
       return g_next->allocate(nbytes);
     }
     const int32_t ordinal = scope->next_ordinal_++;
-    for (size_t i = 0; i < scope->count_; ++i) {
-      PreparedBlock& block = scope->prepared_[i];
-      if (block.ordinal == ordinal && block.nbytes == nbytes && !block.taken) {
-        block.taken = true;
+    if (ordinal == 0 && scope->stream_ != nullptr && nbytes > 0) {
+      scope->served_ = neuron::memory::allocate(scope->device_, nbytes, *scope->stream_);
+      void* const ptr = scope->served_.ptr;
+      return c10::DataPtr(ptr, ptr, &delete_host_or_prepared, c10::Device(c10::DeviceType::CPU));
+    }
+    while (scope->next_prepared_ < scope->count_ && scope->prepared_[scope->next_prepared_].ordinal < ordinal) {
+      ++scope->next_prepared_;
+    }
+    if (scope->next_prepared_ < scope->count_) {
+      PreparedBlock& block = scope->prepared_[scope->next_prepared_];
+      if (block.ordinal == ordinal && block.nbytes == nbytes) {
+        ++scope->next_prepared_;
         void* const ptr = block.allocation.ptr;
         return c10::DataPtr(ptr, ptr, &delete_host_or_prepared, c10::Device(c10::DeviceType::CPU));
       }
     }
     c10::DataPtr result = g_next->allocate(nbytes);
-    if (static_cast<size_t>(ordinal) < KernelMemory::kRemembered) {
-      scope->seen_[ordinal] = result.get();
+    if (scope->count_ == 0 && scope->seen_.size() < KernelMemory::kRemembered) {
+      scope->seen_.push_back(result.get());
     }
     return result;
   }
@@ -57,13 +65,18 @@ struct HostAllocatorHook final : c10::Allocator {
 KernelMemory::KernelMemory(PreparedBlock* prepared, size_t count) noexcept
     : prepared_(prepared), count_(count), outer_(std::exchange(t_scope, this)) {}
 
+KernelMemory::KernelMemory(c10::DeviceIndex device, Stream& stream) noexcept
+    : prepared_(nullptr), count_(0), device_(device), stream_(&stream), outer_(std::exchange(t_scope, this)) {}
+
 KernelMemory::~KernelMemory() {
   t_scope = outer_;
+  if (served_.block != nullptr) {
+    free(served_.block);
+  }
 }
 
 int32_t KernelMemory::ordinal_of(const void* ptr) const noexcept {
-  const auto remembered = std::min<size_t>(static_cast<size_t>(next_ordinal_), kRemembered);
-  for (size_t i = remembered; i-- > 0;) {
+  for (size_t i = seen_.size(); i-- > 0;) {
     if (seen_[i] == ptr) {
       return static_cast<int32_t>(i);
     }

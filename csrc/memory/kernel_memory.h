@@ -18,27 +18,34 @@ struct PreparedBlock {
   Allocation allocation;
   size_t nbytes = 0;
   int32_t ordinal = -1; // which allocation of the kernel takes it
-  bool taken = false;
 };
 
 class KernelMemory {
  public:
   // `prepared` may be null: then the scope only counts.
-  explicit KernelMemory(PreparedBlock* prepared, size_t count) noexcept;
+  KernelMemory(PreparedBlock* prepared, size_t count) noexcept;
+  // Serves the first allocation from the device, whatever its size: for kernels that allocate their result first.
+  KernelMemory(c10::DeviceIndex device, Stream& stream) noexcept;
   ~KernelMemory();
   KernelMemory(const KernelMemory&) = delete;
   KernelMemory& operator=(const KernelMemory&) = delete;
 
-  // The ordinal of the newest allocation that returned `ptr`, or -1. Only the first few allocations are remembered.
+  // The ordinal of the newest allocation that returned `ptr`, or -1. Only known when nothing was prepared.
   int32_t ordinal_of(const void* ptr) const noexcept;
+  // What the second form served: taken out by whoever adopts it, freed with the scope otherwise.
+  Allocation& served() noexcept { return served_; }
 
  private:
   friend struct HostAllocatorHook;
-  static constexpr size_t kRemembered = 16;
+  static constexpr size_t kRemembered = 4096; // a foreach operator makes one result a parameter
   PreparedBlock* prepared_;
   size_t count_;
   int32_t next_ordinal_ = 0;
-  const void* seen_[kRemembered] = {};
+  c10::DeviceIndex device_ = -1;
+  Stream* stream_ = nullptr;
+  Allocation served_;
+  size_t next_prepared_ = 0; // prepared blocks are in the order of their ordinals
+  c10::SmallVector<const void*, 8> seen_;
   KernelMemory* outer_;
 };
 

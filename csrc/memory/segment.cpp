@@ -55,11 +55,14 @@ uintptr_t reserve_addresses(size_t bytes) noexcept {
     munmap(reinterpret_cast<void*>(tail), start + padded - tail);
   }
   auto* range = reinterpret_cast<void*>(aligned);
-  // First touch dominates big allocations: one fault per 2 MiB instead of 512.
-  madvise(range, bytes, MADV_HUGEPAGE);
   // A forked child cannot use the device; without this every page that is written after a fork would be copied.
   madvise(range, bytes, MADV_WIPEONFORK);
   return aligned;
+}
+
+// Advice only: a kernel without huge pages refuses, which changes nothing but speed.
+void choose_page_size(void* ptr, size_t bytes, bool huge_pages) noexcept {
+  madvise(ptr, bytes, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 }
 
 } // namespace
@@ -114,12 +117,13 @@ void AddressSpace::give_range(uintptr_t start, size_t bytes) noexcept {
   free_ranges_.emplace(start, bytes);
 }
 
-void* AddressSpace::map(size_t bytes) noexcept {
+void* AddressSpace::map(size_t bytes, bool huge_pages) noexcept {
   if (void* ptr = take_range(bytes)) {
     if (mprotect(ptr, bytes, accessible_ ? kReadWrite : PROT_NONE) != 0) {
       give_range(reinterpret_cast<uintptr_t>(ptr), bytes);
       return nullptr;
     }
+    choose_page_size(ptr, bytes, huge_pages);
     mapped_ranges_.emplace(reinterpret_cast<uintptr_t>(ptr), bytes);
     return ptr;
   }
@@ -132,6 +136,7 @@ void* AddressSpace::map(size_t bytes) noexcept {
     munmap(ptr, bytes);
     return nullptr;
   }
+  choose_page_size(ptr, bytes, huge_pages);
   mapped_ranges_.emplace(start, bytes);
   StraySegments& stray = stray_segments();
   std::unique_lock lock(stray.mutex);

@@ -22,8 +22,10 @@ class AddressSpace {
   AddressSpace(const AddressSpace&) = delete;
   AddressSpace& operator=(const AddressSpace&) = delete;
 
-  // Zeroed memory, readable and writable unless made inaccessible; `bytes` is a multiple of kSegmentAlignment. Null when the host refuses.
-  void* map(size_t bytes) noexcept;
+  // Zeroed memory, readable and writable unless made inaccessible; `bytes` is a multiple of kSegmentAlignment. Null
+  // when the host refuses. Huge pages save address translation in big tensors, but the first touch takes and clears 2
+  // MiB at once.
+  void* map(size_t bytes, bool huge_pages) noexcept;
   // Gives the pages back to the host; an access faults from then on.
   void unmap(void* ptr, size_t bytes) noexcept;
   // Makes all segments, also those mapped later, accessible or not (guard mode, and a forked child).

@@ -83,7 +83,7 @@ void configure_history(const HistoryOptions& options, bool clear) {
   history_state::kept_actions.store(actions, std::memory_order_relaxed);
   for_each_heap([&](DeviceHeap& heap) {
     std::lock_guard guard(heap.lock);
-    heap.history.configure(options.max_entries, clear);
+    heap.history.configure(options.max_entries, clear || !options.recording);
   });
   history_state::recording.store(options.recording, std::memory_order_release);
 }

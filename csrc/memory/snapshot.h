@@ -1,4 +1,5 @@
-// What the allocator holds (segments and their blocks) and, when recording is on, what it did: PyTorch's memory snapshot.
+// What the allocator holds (segments and their blocks) and, when recording is on, what it did: PyTorch's memory
+// snapshot.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -44,7 +45,7 @@ struct HistoryEntry {
 enum class ContextLevel : uint8_t { kNever, kState, kAlloc, kAll };
 
 struct HistoryOptions {
-  bool recording = false;   // contexts are gathered, and entries kept when keep_entries is set
+  bool recording = false; // contexts are gathered, and entries kept when keep_entries is set
   bool keep_entries = false;
   ContextLevel contexts = ContextLevel::kNever;
   GatherContext gather = nullptr;

@@ -1,9 +1,9 @@
 // A lock for sections of a few dozen instructions: one atomic exchange to take, one store to give back.
 #pragma once
 
+#include <sched.h>
 #include <atomic>
 #include <ctime>
-#include <sched.h>
 
 namespace neuron::memory {
 
@@ -19,8 +19,8 @@ class SpinLock {
   void unlock() noexcept { locked_.store(false, std::memory_order_release); }
 
  private:
-  static constexpr int kSpins = 128;  // about the length of a usual section
-  static constexpr int kYields = 32;  // then the holder may have been preempted
+  static constexpr int kSpins = 128;       // about the length of a usual section
+  static constexpr int kYields = 32;       // then the holder may have been preempted
   static constexpr long kSleepNs = 20'000; // then it is in a system call (a segment is being mapped)
 
   [[gnu::noinline]] void wait_and_lock() noexcept {

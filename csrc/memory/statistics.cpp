@@ -42,8 +42,7 @@ StatArray Tally::to_stat_array() const {
   Stat& all = result[static_cast<size_t>(StatType::AGGREGATE)];
   for (Pool pool : {Pool::kSmall, Pool::kLarge}) {
     const Values& values = pools_[static_cast<int>(pool)];
-    Stat& stat =
-        result[static_cast<size_t>(pool == Pool::kSmall ? StatType::SMALL_POOL : StatType::LARGE_POOL)];
+    Stat& stat = result[static_cast<size_t>(pool == Pool::kSmall ? StatType::SMALL_POOL : StatType::LARGE_POOL)];
     stat.current = values.current;
     stat.peak = values.peak;
     stat.allocated = values.added - values.added_at_reset;

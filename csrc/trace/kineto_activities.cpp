@@ -68,8 +68,7 @@ class ActivityMaker {
       const ITraceActivity* annotation = linked(id);
       GenericTraceActivity& activity = emplace(ActivityType::GPU_USER_ANNOTATION, annotation->name());
       place(activity, device, stream, span.first, span.second);
-      activity.id = id;
-      activity.linked = annotation;
+      activity.id = id; // not linked: the profiler's sums would count it as work of its own
     }
     buffer_->span.opCount = static_cast<int>(launches_);
     buffer_->gpuOpCount = static_cast<int>(launches_);

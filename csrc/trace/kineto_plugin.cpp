@@ -30,7 +30,7 @@ constexpr const char* kMeasured =
     "\"Times of neuron devices are measured: the host's execution of launches on virtual NeuronCores. "
     "They are not a prediction for a chip.\"";
 
-// Waits for all launches of all devices, so that their records are in the ring. Late errors stay where they are.
+// Waits for all launches of all devices. Late errors stay where they are.
 void finish_launches() {
   if (!config::is_started() || config::in_bad_fork()) {
     return;
@@ -54,6 +54,7 @@ class Session final : public libkineto::IActivityProfilerSession {
   }
 
   void start() override {
+    finish_launches(); // what was submitted before the profile is no part of it
     reader_ = std::make_unique<Reader>(kSessionCapacity);
     begin_correlation_session();
     status_ = libkineto::TraceStatus::RECORDING;
@@ -64,7 +65,7 @@ class Session final : public libkineto::IActivityProfilerSession {
       return;
     }
     end_correlation_session();
-    finish_launches();
+    finish_launches(); // their records are in the ring then
     records_ = reader_->take();
     dropped_ = reader_->dropped();
     reader_.reset();

@@ -128,7 +128,10 @@ class Event(torch.Event):
         Raises:
             ValueError: an event was made without timing, was not recorded, or has not been reached yet.
         """
-        return super().elapsed_time(end_event)
+        if end_event.device.type != DEVICE_TYPE:
+            raise ValueError(f"Both events must be of the neuron device, got one of {end_event.device}")
+        # Not torch.Event's method, which refuses subclasses of torch.Event as its argument.
+        return _C.event_elapsed_ms(self.event_id, end_event.event_id)
 
     def __repr__(self) -> str:
         return f"<torch.neuron.Event {self.event_id:#x}>" if self.event_id else "<torch.neuron.Event uninitialized>"

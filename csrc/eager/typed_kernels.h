@@ -1,0 +1,9 @@
+#pragma once
+
+#include <torch/library.h>
+
+namespace neuron::eager {
+
+void register_typed_kernels(torch::Library& library);
+
+} // namespace neuron::eager

@@ -1,0 +1,40 @@
+"""What the sweep leaves out, each with its reason. This is the list of gaps: keep it short."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Skip:
+    """`kind` is one of the kinds of checks in `checks.py`, or "*" for all of them."""
+
+    op: str
+    kind: str
+    reason: str
+    dtypes: tuple[str, ...] = ()
+
+    def covers(self, op: str, dtype: str, kind: str) -> bool:
+        return self.op == op and self.kind in ("*", kind) and (not self.dtypes or dtype in self.dtypes)
+
+
+SKIPS: tuple[Skip, ...] = ()
+
+# Their values are whatever the memory held; shapes, strides and dtypes are compared.
+WITHOUT_VALUES = frozenset(
+    {
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+    }
+)
+
+# Tensor arguments that live on the CPU on every device: op -> positions among (input, *args).
+HOST_ARGUMENTS = {"tensor_split": (1,)}
+
+
+def find_skip(op: str, dtype: str, kind: str) -> Skip | None:
+    return next((skip for skip in SKIPS if skip.covers(op, dtype, kind)), None)
