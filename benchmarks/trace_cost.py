@@ -2,8 +2,8 @@
 
     python benchmarks/trace_cost.py [--repetitions 30]
 
-The first two lines are what a launch does for the trace alone. The lines below are whole ops on 16x16 matrices, as a
-script sees them, with the trace off and on in turn; medians of interleaved repetitions.
+The first two lines are what a launch does for the trace alone, in CPU time. The lines below are whole ops on 16x16
+matrices, as a script sees them, with the trace off and on in turn; medians of interleaved repetitions.
 """
 
 from __future__ import annotations

@@ -228,8 +228,9 @@ def test_storage_moves() -> None:
     assert moved.device == torch.device("neuron:0")
     assert moved.is_neuron
     assert moved.cpu().tolist() == storage.tolist()
-    typed = torch.arange(3.0)._typed_storage()._to(device=torch.device("neuron"))
-    assert torch.tensor(typed.cpu().tolist()).tolist() == [0.0, 1.0, 2.0]
+    typed = torch.arange(3.0)._typed_storage().neuron(1)
+    assert typed.device == torch.device("neuron:1")
+    assert typed.cpu().tolist() == [0.0, 1.0, 2.0]
 
 
 def test_module_moves() -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 import torch_neuronx
 from torch_neuronx.chip import chip_names, chip_spec
 from torch_neuronx.config import MAX_DEVICES, read_bool, read_config

@@ -70,7 +70,10 @@ def test_environment_variables(server: Any) -> None:
         "NEURON_RT_VISIBLE_CORES": "8,10-11",
         "NEURON_LOGICAL_NC_CONFIG": "1",
     }
-    assert run(server, code, **variables) == [(3, 3, 18 * GIB, 10, "AWS Trainium3 NeuronCore-v4 (virtual, neuron)"), 2.0]
+    assert run(server, code, **variables) == [
+        (3, 3, 18 * GIB, 10, "AWS Trainium3 NeuronCore-v4 (virtual, neuron)"),
+        2.0,
+    ]
 
 
 def test_many_devices(server: Any) -> None:

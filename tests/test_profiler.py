@@ -190,7 +190,8 @@ def test_record_function_is_shown_on_the_device_row(matrix, tmp_path):
 def test_copies_are_copies(tmp_path):
     host = torch.ones(1000)
     there = host.to("neuron")
-    for _ in range(3):
+    for _ in range(3):  # the signature becomes known when the stream is busy
+        _C.sleep_ns(MS)
         there.add_(1)
     with profile(activities=BOTH) as prof:
         _C.sleep_ns(5 * MS)

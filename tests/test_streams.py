@@ -183,9 +183,8 @@ def test_waiting_orders_streams(how: str) -> None:
     x = torch.zeros(4, device="neuron")
     neuron.synchronize()
     with neuron.stream(producer):
-        neuron._sleep(50 * MILLISECOND)
+        neuron._sleep(200 * MILLISECOND)
         x += 3
-    start = time.perf_counter()
     with neuron.stream(consumer):
         if how == "wait_stream":
             consumer.wait_stream(producer)
@@ -198,7 +197,8 @@ def test_waiting_orders_streams(how: str) -> None:
         else:
             producer.record_event(neuron.Event()).wait()
         y = x * 2
-    assert time.perf_counter() - start < 0.04
+    assert not producer.query()
+    assert not consumer.query()
     consumer.synchronize()
     assert y.tolist() == [6.0] * 4
 
@@ -314,7 +314,7 @@ def test_record_stream() -> None:
     x = torch.full((1024,), 3.0, device="neuron")
     neuron.synchronize()
     with neuron.stream(side):
-        neuron._sleep(50 * MILLISECOND)
+        neuron._sleep(200 * MILLISECOND)
         y = x + 1
     x.record_stream(side)
     address = x.data_ptr()

@@ -81,7 +81,8 @@ def test_op_behind_a_busy_stream_is_queued_and_runs_on_another_thread():
     if _C.launch_blocking():
         pytest.skip("everything is inline in the blocking mode")
     a = torch.ones(8, device="neuron")
-    for _ in range(3):
+    for _ in range(3):  # the signature becomes known when the stream is busy
+        _sleep(1)
         a + a
     with launches() as trace:
         _sleep(20)
@@ -209,12 +210,11 @@ def test_launch_properties():
 
 
 def test_cost():
-    # The best of many short runs: other processes may be using the machine. The limits that the project promises
-    # (50 and 300 ns) are checked on a quiet machine, by benchmarks/trace_cost.py.
+    # CPU time, and the best of many short runs: other processes may be using the machine.
     off = min(_C._measure_trace_cost(20_000, False) for _ in range(20))
     on = min(_C._measure_trace_cost(2_000, True) for _ in range(50))
     assert off < 50
-    assert on < 600
+    assert on < 300
 
 
 def test_cost_when_off_cannot_be_measured_while_on():

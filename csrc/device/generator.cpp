@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 namespace neuron {
@@ -35,8 +36,9 @@ DefaultGenerators& defaults() {
 
 std::atomic<bool>& host_rng_flag() noexcept {
   static std::atomic<bool> flag{[] {
-    const char* value = std::getenv("TORCH_NEURONX_HOST_RNG");
-    return value != nullptr && std::strcmp(value, "") != 0 && std::strcmp(value, "0") != 0;
+    const char* const value = std::getenv("TORCH_NEURONX_HOST_RNG");
+    const std::string_view text = value != nullptr ? value : "";
+    return text == "1" || text == "true" || text == "yes" || text == "on";
   }()};
   return flag;
 }

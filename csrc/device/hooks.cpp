@@ -24,7 +24,7 @@ namespace {
 // The old bytes are copied in stream order, so that launches already submitted see the old memory and later ones the new.
 void resize_storage(const c10::Storage& storage, size_t new_bytes) {
   TORCH_CHECK(storage.resizable(), "Trying to resize storage that is not resizable");
-  auto& impl = static_cast<NeuronStorageImpl&>(*storage.unsafeGetStorageImpl());
+  auto& impl = *storage.unsafeGetStorageImpl();
   const size_t old_bytes = storage.nbytes();
   if (new_bytes == old_bytes) {
     return;
@@ -46,7 +46,7 @@ void resize_storage(const c10::Storage& storage, size_t new_bytes) {
   void* target = impl.mutable_data();
   const uint64_t seq =
       stream.submit([old, target, bytes] { std::memcpy(target, old->get(), bytes); }, source);
-  impl.mark_use(stream, seq);
+  mark_use(impl, stream, seq);
 }
 
 struct NeuronHooks final : public at::PrivateUse1HooksInterface {

@@ -105,7 +105,7 @@ at::Tensor Adopter::adopt_tensor(at::Tensor result) {
     spec.kind = TensorSpec::Kind::View;
     spec.offset = result.storage_offset() - source.storage_offset();
     describe(std::move(spec), result);
-    auto shared = c10::intrusive_ptr<NeuronStorageImpl>::reclaim_copy(&storage_of(source));
+    auto shared = share(storage_of(source));
     auto view =
         make_tensor(std::move(shared), result.scalar_type(), result.sizes(), result.strides(), result.storage_offset());
     view._set_conj(result.is_conj());
@@ -154,7 +154,7 @@ at::Tensor Adopter::adopt_fresh(at::Tensor result) {
   return finish_fresh(std::move(result), std::move(storage));
 }
 
-at::Tensor Adopter::finish_fresh(at::Tensor result, c10::intrusive_ptr<NeuronStorageImpl> storage) {
+at::Tensor Adopter::finish_fresh(at::Tensor result, c10::intrusive_ptr<c10::StorageImpl> storage) {
   if (result.use_count() == 1 && !result.unsafeGetTensorImpl()->is_wrapped_number()) {
     turn_into_neuron(result, std::move(storage));
     return result;

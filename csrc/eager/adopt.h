@@ -27,7 +27,7 @@ class Adopter {
   at::Tensor adopt_tensor(at::Tensor result);
   at::Tensor adopt_prepared(at::Tensor result, size_t index);
   at::Tensor adopt_fresh(at::Tensor result);
-  at::Tensor finish_fresh(at::Tensor result, c10::intrusive_ptr<NeuronStorageImpl> storage);
+  at::Tensor finish_fresh(at::Tensor result, c10::intrusive_ptr<c10::StorageImpl> storage);
   bool sync_mutated();
   void sync_grown_storage(const c10::TensorImpl& alias, const c10::TensorImpl& original);
   c10::intrusive_ptr<NeuronStorageImpl> take_memory(const c10::StorageImpl& host);

@@ -27,7 +27,7 @@ void point_alias(c10::intrusive_ptr<c10::TensorImpl>& slot, const c10::TensorImp
     slot = make_alias();
   }
   auto& alias = *slot;
-  alias.set_storage_and_dtype(c10::Storage(storage_of(source).host_alias()), source.dtype());
+  alias.set_storage_and_dtype(c10::Storage(host_alias(storage_of(source))), source.dtype());
   alias.set_sizes_and_strides(source.sizes(), source.strides(), source.storage_offset());
   if (C10_UNLIKELY(alias.is_conj() != source.is_conj())) {
     alias._set_conj(source.is_conj());

@@ -177,7 +177,7 @@ class PromisedResults {
   void bind(OpLaunch& launch, uint64_t seq) const {
     for (const uint32_t spec : record_.own_memory) {
       auto& storage = storage_of(*tensors_[spec].unsafeGetTensorImpl());
-      storage.mark_use(stream_, seq);
+      mark_use(storage, stream_, seq);
       launch.expect(spec, {const_cast<void*>(storage.data_ptr().get()), nullptr});
     }
   }
@@ -210,16 +210,15 @@ class PromisedResults {
       case TensorSpec::Kind::View: {
         const auto& viewed = *source(spec).impl;
         return make_tensor(
-            c10::intrusive_ptr<NeuronStorageImpl>::reclaim_copy(&storage_of(viewed)), spec.dtype, spec.sizes,
+            share(storage_of(viewed)), spec.dtype, spec.sizes,
             spec.strides, viewed.storage_offset() + spec.offset);
       }
       case TensorSpec::Kind::Fresh:
         break;
     }
-    auto storage = spec.source >= 0
-        ? c10::intrusive_ptr<NeuronStorageImpl>::reclaim_copy(
-              &storage_of(*tensors_[static_cast<size_t>(spec.source)].unsafeGetTensorImpl()))
-        : allocate_storage(spec.nbytes, call_.device, stream_);
+    c10::intrusive_ptr<c10::StorageImpl> storage = spec.source >= 0
+        ? share(storage_of(*tensors_[static_cast<size_t>(spec.source)].unsafeGetTensorImpl()))
+        : c10::intrusive_ptr<c10::StorageImpl>(allocate_storage(spec.nbytes, call_.device, stream_));
     return make_tensor(std::move(storage), spec.dtype, spec.sizes, spec.strides, spec.offset);
   }
 
@@ -253,7 +252,7 @@ torch::jit::Stack enqueue(
   const uint64_t seq = stream.submitted() + 1;
   for (const auto& tensor : call.tensors) {
     if (!tensor.on_host) {
-      storage_of(*tensor.impl).mark_use(stream, seq);
+      mark_use(storage_of(*tensor.impl), stream, seq);
     }
   }
   results.bind(launch, seq);
@@ -268,7 +267,7 @@ bool worth_enqueueing(const ScannedCall& call, const Record& record, const Strea
   if (record.inline_only || config::get().launch_blocking || (call.entry->random && host_rng())) {
     return false;
   }
-  const HandOff when = g_hand_off.load(std::memory_order_relaxed);
+  const HandOff when = hand_off();
   if (C10_UNLIKELY(when != HandOff::Measured)) {
     return when == HandOff::Always;
   }
@@ -286,6 +285,10 @@ torch::jit::Stack run_foreign(const ScannedCall& call, Stream& stream) {
 
 void set_hand_off(HandOff when) noexcept {
   g_hand_off.store(when, std::memory_order_relaxed);
+}
+
+HandOff hand_off() noexcept {
+  return g_hand_off.load(std::memory_order_relaxed);
 }
 
 void set_capture_python_line(CapturePythonLine capture) noexcept {

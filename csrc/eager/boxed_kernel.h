@@ -19,6 +19,7 @@ enum class HandOff : uint8_t {
   Never,
 };
 void set_hand_off(HandOff when) noexcept;
+HandOff hand_off() noexcept;
 
 // How the bindings find the user's line for launches that data can make fail. The GIL is not held by the caller.
 struct PythonLine {

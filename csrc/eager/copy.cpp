@@ -57,39 +57,39 @@ void between_devices(at::Tensor& self, const at::Tensor& source) {
   from.wait_stream(to);
   memory::record_stream(self.storage().data_ptr(), from);
   Stream::Submission submission(from);
-  storage_of(*source.unsafeGetTensorImpl()).mark_use(from, from.submitted() + 1);
-  storage_of(*self.unsafeGetTensorImpl()).mark_use(from, from.submitted() + 1);
+  mark_use(storage_of(*source.unsafeGetTensorImpl()), from, from.submitted() + 1);
+  mark_use(storage_of(*self.unsafeGetTensorImpl()), from, from.submitted() + 1);
   copy_in_stream_order(from, "neuron::copy_device_to_device", host_view(self), host_view(source));
   to.wait_stream(from);
 }
 
 void from_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   auto& storage = storage_of(*self.unsafeGetTensorImpl());
-  if (!storage.unused() && !config::get().launch_blocking) {
+  if (!unused(storage) && !config::get().launch_blocking) {
     const bool pinned = non_blocking && source.is_pinned();
     if (pinned || source.nbytes() <= kStagedBytes) {
       Stream& stream = current_stream(self.device().index());
       at::Tensor values = pinned ? source : at::clone(source, c10::MemoryFormat::Preserve);
       Stream::Submission submission(stream);
-      storage.mark_use(stream, stream.submitted() + 1);
+      mark_use(storage, stream, stream.submitted() + 1);
       copy_in_stream_order(stream, "neuron::copy_host_to_device", host_view(self), std::move(values));
       return;
     }
   }
-  storage.wait_until_unused();
+  wait_until_unused(storage);
   host_copy(host_view(self), source);
 }
 
 void to_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   auto& storage = storage_of(*source.unsafeGetTensorImpl());
-  if (non_blocking && !storage.unused() && self.is_pinned()) {
+  if (non_blocking && !unused(storage) && self.is_pinned()) {
     Stream& stream = current_stream(source.device().index());
     Stream::Submission submission(stream);
-    storage.mark_use(stream, stream.submitted() + 1);
+    mark_use(storage, stream, stream.submitted() + 1);
     copy_in_stream_order(stream, "neuron::copy_device_to_host", self, host_view(source));
     return;
   }
-  storage.wait_until_unused();
+  wait_until_unused(storage);
   host_copy(self, host_view(source));
 }
 
@@ -133,7 +133,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& self
 
 c10::Scalar local_scalar_dense(const at::Tensor& self) {
   TORCH_CHECK(self.numel() > 0, "The input to item() must not be empty");
-  storage_of(*self.unsafeGetTensorImpl()).wait_until_unused();
+  wait_until_unused(storage_of(*self.unsafeGetTensorImpl()));
   memory::DeviceAccess access;
   return at::_local_scalar_dense(host_view(self));
 }

@@ -40,7 +40,7 @@ c10::intrusive_ptr<NeuronStorageImpl> allocate_storage(size_t nbytes, c10::Devic
 }
 
 at::Tensor make_tensor(
-    c10::intrusive_ptr<NeuronStorageImpl> storage, c10::ScalarType dtype, c10::IntArrayRef sizes,
+    c10::intrusive_ptr<c10::StorageImpl> storage, c10::ScalarType dtype, c10::IntArrayRef sizes,
     c10::IntArrayRef strides, int64_t offset) {
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
@@ -52,14 +52,14 @@ at::Tensor make_tensor(
 at::Tensor host_view(const at::Tensor& tensor) {
   const auto& impl = *tensor.unsafeGetTensorImpl();
   auto view = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage_of(impl).host_alias()), c10::DispatchKeySet(c10::DispatchKey::CPU), impl.dtype());
+      c10::Storage(host_alias(storage_of(impl))), c10::DispatchKeySet(c10::DispatchKey::CPU), impl.dtype());
   view.unsafeGetTensorImpl()->set_sizes_and_strides(impl.sizes(), impl.strides(), impl.storage_offset());
   view._set_conj(impl.is_conj());
   view._set_neg(impl.is_neg());
   return view;
 }
 
-void turn_into_neuron(const at::Tensor& tensor, c10::intrusive_ptr<NeuronStorageImpl> storage) {
+void turn_into_neuron(const at::Tensor& tensor, c10::intrusive_ptr<c10::StorageImpl> storage) {
   auto& impl = *tensor.unsafeGetTensorImpl();
   impl.set_storage_keep_dtype(c10::Storage(std::move(storage)));
   const auto keys = impl.key_set().remove_backend(c10::BackendComponent::CPUBit) |

@@ -16,7 +16,7 @@ c10::intrusive_ptr<NeuronStorageImpl> make_storage(
 c10::intrusive_ptr<NeuronStorageImpl> allocate_storage(size_t nbytes, c10::DeviceIndex device, Stream& stream);
 
 at::Tensor make_tensor(
-    c10::intrusive_ptr<NeuronStorageImpl> storage, c10::ScalarType dtype, c10::IntArrayRef sizes,
+    c10::intrusive_ptr<c10::StorageImpl> storage, c10::ScalarType dtype, c10::IntArrayRef sizes,
     c10::IntArrayRef strides, int64_t offset);
 
 // A CPU tensor over the same memory, for host code. The caller sees to it that no launch is using the memory.
@@ -24,6 +24,6 @@ at::Tensor host_view(const at::Tensor& tensor);
 
 // Turns a CPU tensor that nobody else holds into a neuron tensor over `storage`, in place: its sizes, strides, offset
 // and dtype stay. Saves making a second TensorImpl.
-void turn_into_neuron(const at::Tensor& tensor, c10::intrusive_ptr<NeuronStorageImpl> storage);
+void turn_into_neuron(const at::Tensor& tensor, c10::intrusive_ptr<c10::StorageImpl> storage);
 
 } // namespace neuron::eager

@@ -132,7 +132,8 @@ struct Typed<Op, Result(Args...)> {
   static Result call(Args... args) {
     Eligibility eligibility;
     (eligibility.look_at(args), ...);
-    if (eligibility.ok(is_product) && !trace::enabled() && !config::get().launch_blocking) {
+    if (eligibility.ok(is_product) && !trace::enabled() && !config::get().launch_blocking &&
+        hand_off() == HandOff::Measured) {
       const auto device = eligibility.device();
       Stream& stream = current_stream(device);
       Stream::Submission submission(stream);

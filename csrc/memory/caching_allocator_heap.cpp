@@ -8,9 +8,10 @@ namespace neuron::memory {
 
 namespace {
 
-// A rest of the large pool that no request of that pool could use stays with its block.
+// What an allocation takes depends on its size alone, so a rest is cut off even where no request of its pool could use
+// it; it is merged again when its neighbour comes back.
 size_t min_rest_bytes(Pool pool) {
-  return pool == Pool::kSmall ? kMinBlockBytes : kSmallPoolMaxBytes + 1;
+  return pool == Pool::kSmall ? kMinBlockBytes : kExactRounding;
 }
 
 size_t whole_segments(size_t bytes) {

@@ -57,7 +57,7 @@ c10::intrusive_ptr<c10::StorageImpl> NeuronStorageImpl::host_alias() {
   if (!fits(alias)) {
     adopt_host_alias(c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t{}, nbytes(), unowned_host_pointer(memory), c10::GetCPUAllocator(),
-        /*resizable=*/true));
+        resizable()));
     alias = host_alias_.load(std::memory_order_acquire);
   }
   return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(alias);
@@ -102,6 +102,23 @@ void NeuronStorageImpl::wait_until_unused() {
   Stream* const stream = last_stream_.load(std::memory_order_acquire);
   stream->wait(last_seq_.load(std::memory_order_acquire));
   stream->raise_pending_error();
+}
+
+c10::intrusive_ptr<c10::StorageImpl> host_alias(c10::StorageImpl& storage) {
+  if (auto* const known = tracked(storage)) {
+    return known->host_alias();
+  }
+  return c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t{}, storage.nbytes(),
+      unowned_host_pointer(const_cast<void*>(storage.data_ptr().get())), c10::GetCPUAllocator(), storage.resizable());
+}
+
+void wait_until_unused(c10::StorageImpl& storage) {
+  if (auto* const known = tracked(storage)) {
+    known->wait_until_unused();
+  } else {
+    synchronize_device(storage.device().index());
+  }
 }
 
 void register_storage_impl() {

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <typeinfo>
 
 namespace neuron {
 
@@ -39,11 +40,31 @@ class NeuronStorageImpl final : public c10::StorageImpl {
   std::atomic<bool> shared_{false};
 };
 
-// Makes every PrivateUse1 storage in the process a NeuronStorageImpl.
+// Makes the storages that PyTorch's factories create for PrivateUse1 NeuronStorageImpls.
 void register_storage_impl();
 
-inline NeuronStorageImpl& storage_of(const c10::TensorImpl& tensor) {
-  return *static_cast<NeuronStorageImpl*>(tensor.unsafe_storage().unsafeGetStorageImpl());
+// PyTorch makes some storages by itself (from_blob, DLPack): plain ones, about whose uses nothing is known. These
+// functions take both kinds. For a plain one, waiting means waiting for the whole device.
+inline NeuronStorageImpl* tracked(c10::StorageImpl& storage) noexcept {
+  return typeid(storage) == typeid(NeuronStorageImpl) ? static_cast<NeuronStorageImpl*>(&storage) : nullptr;
+}
+c10::intrusive_ptr<c10::StorageImpl> host_alias(c10::StorageImpl& storage);
+inline void mark_use(c10::StorageImpl& storage, Stream& stream, uint64_t seq) noexcept {
+  if (auto* const known = tracked(storage)) {
+    known->mark_use(stream, seq);
+  }
+}
+inline bool unused(c10::StorageImpl& storage) noexcept {
+  const auto* const known = tracked(storage);
+  return known != nullptr && known->unused();
+}
+void wait_until_unused(c10::StorageImpl& storage);
+
+inline c10::StorageImpl& storage_of(const c10::TensorImpl& tensor) {
+  return *tensor.unsafe_storage().unsafeGetStorageImpl();
+}
+inline c10::intrusive_ptr<c10::StorageImpl> share(c10::StorageImpl& storage) {
+  return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage);
 }
 
 } // namespace neuron

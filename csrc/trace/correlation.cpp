@@ -61,7 +61,9 @@ void begin_correlation_session() noexcept {
   g_session.store(g_session_count.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
-void end_correlation_session() noexcept { g_session.store(0, std::memory_order_relaxed); }
+void end_correlation_session() noexcept {
+  g_session.store(0, std::memory_order_relaxed);
+}
 
 void push_op(uint64_t id) noexcept {
   if (ThreadIds* ids = ids_of_session()) {

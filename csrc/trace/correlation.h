@@ -7,9 +7,15 @@
 namespace neuron::trace {
 
 // Two of the profiler's ids in one word; 0 is none. Kineto's own activities carry 32-bit ids, too.
-inline uint64_t make_correlation(uint64_t op, uint64_t annotation) noexcept { return annotation << 32 | (op & 0xffffffff); }
-inline int32_t op_of(uint64_t correlation) noexcept { return static_cast<int32_t>(correlation & 0xffffffff); }
-inline int32_t annotation_of(uint64_t correlation) noexcept { return static_cast<int32_t>(correlation >> 32); }
+inline uint64_t make_correlation(uint64_t op, uint64_t annotation) noexcept {
+  return annotation << 32 | (op & 0xffffffff);
+}
+inline int32_t op_of(uint64_t correlation) noexcept {
+  return static_cast<int32_t>(correlation & 0xffffffff);
+}
+inline int32_t annotation_of(uint64_t correlation) noexcept {
+  return static_cast<int32_t>(correlation >> 32);
+}
 
 // The innermost CPU op and the innermost record_function of this thread; 0 when no profiler session is running.
 uint64_t current_correlation() noexcept;

@@ -23,7 +23,8 @@ using libkineto::GenericTraceActivity;
 using libkineto::ITraceActivity;
 
 bool starts_with_any(std::string_view name, std::initializer_list<std::string_view> prefixes) {
-  return std::any_of(prefixes.begin(), prefixes.end(), [&](std::string_view prefix) { return name.starts_with(prefix); });
+  return std::any_of(
+      prefixes.begin(), prefixes.end(), [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
 // Events and waits order streams; their time is no work of the device, and would count as such in the profiler's sums.
@@ -35,12 +36,13 @@ bool is_copy(std::string_view name) {
   return starts_with_any(name, {"neuron::copy", "aten::copy_", "aten::_copy_from"});
 }
 
-std::string device_name(int64_t device) { return "neuron:" + std::to_string(device); }
+std::string device_name(int64_t device) {
+  return "neuron:" + std::to_string(device);
+}
 
 class ActivityMaker {
  public:
-  ActivityMaker(
-      const std::set<ActivityType>& types, const libkineto::getLinkedActivityCallback& linked_activity)
+  ActivityMaker(const std::set<ActivityType>& types, const libkineto::getLinkedActivityCallback& linked_activity)
       : types_(types), linked_activity_(linked_activity), buffer_(std::make_unique<libkineto::CpuTraceBuffer>()) {
     buffer_->span.name = "neuron";
     buffer_->gpuOpCount = 0;
@@ -83,7 +85,8 @@ class ActivityMaker {
     return *buffer_->activities.back();
   }
 
-  static void place(GenericTraceActivity& activity, int64_t device, int64_t resource, int64_t start_ns, int64_t end_ns) {
+  static void place(
+      GenericTraceActivity& activity, int64_t device, int64_t resource, int64_t start_ns, int64_t end_ns) {
     activity.device = static_cast<int32_t>(device);
     activity.resource = static_cast<int32_t>(resource);
     activity.startTime = start_ns;
@@ -188,8 +191,8 @@ std::string device_properties_json() {
   }
   for (int device = 0; device < config::get().device_count; ++device) {
     json += json.empty() ? "" : ", ";
-    json += "{\"id\": " + std::to_string(device) + ", \"name\": \"virtual NeuronCore\", \"totalGlobalMem\": " +
-        std::to_string(config::get().hbm_bytes) + "}";
+    json += "{\"id\": " + std::to_string(device) +
+            ", \"name\": \"virtual NeuronCore\", \"totalGlobalMem\": " + std::to_string(config::get().hbm_bytes) + "}";
   }
   return json;
 }

@@ -37,8 +37,7 @@ void finish_launches() {
   }
   without_gil([] {
     for (int device = 0; device < config::get().device_count; ++device) {
-      for_each_stream(
-          static_cast<c10::DeviceIndex>(device), [](Stream& stream) { stream.wait(stream.submitted()); });
+      for_each_stream(static_cast<c10::DeviceIndex>(device), [](Stream& stream) { stream.wait(stream.submitted()); });
     }
   });
 }
@@ -94,7 +93,8 @@ class Session final : public libkineto::IActivityProfilerSession {
     process(logger, linked_activity, start_ns);
   }
 
-  // Without an answer Kineto names the rows "GPU 0" to "GPU 15". It asks for one device; process() names those that ran.
+  // Without an answer Kineto names the rows "GPU 0" to "GPU 15". It asks for one device; process() names those that
+  // ran.
   std::unique_ptr<libkineto::DeviceInfo> getDeviceInfo() override {
     return std::make_unique<libkineto::DeviceInfo>(device_info(first_device_));
   }
@@ -144,8 +144,8 @@ class Profiler final : public libkineto::IActivityProfiler {
   std::unique_ptr<libkineto::IActivityProfilerSession> configure(
       const std::set<ActivityType>& activity_types, const libkineto::Config& /*config*/) override {
     // A profile of the CPU alone asks for runtime activities, too; it should cost nothing here.
-    const bool wants_device = activity_types.contains(ActivityType::CONCURRENT_KERNEL) ||
-        activity_types.contains(ActivityType::GPU_MEMCPY);
+    const bool wants_device =
+        activity_types.contains(ActivityType::CONCURRENT_KERNEL) || activity_types.contains(ActivityType::GPU_MEMCPY);
     return wants_device ? std::make_unique<Session>(activity_types) : nullptr;
   }
 

@@ -1,4 +1,5 @@
-// Timing with events, for the profiler's mode that does without Kineto: torch.autograd.profiler.profile(use_device=...).
+// Timing with events, for the profiler's mode that does without Kineto:
+// torch.autograd.profiler.profile(use_device=...).
 #pragma once
 
 namespace neuron::trace {

@@ -46,8 +46,8 @@ class Ring {
  public:
   // Pages of the system: zero is the empty slot, and memory is taken only as far as records are written.
   explicit Ring(size_t capacity) : mask_(capacity - 1) {
-    void* pages =
-        mmap(nullptr, capacity * sizeof(Slot), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* pages = mmap(
+        nullptr, capacity * sizeof(Slot), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pages == MAP_FAILED) {
       throw std::bad_alloc();
     }
@@ -147,8 +147,8 @@ class Rings {
     for (Reader::Position& position : reader.positions_) {
       take_from(position, records, reader.dropped_);
     }
-    std::stable_sort(records.begin(), records.end(),
-                     [](const Record& a, const Record& b) { return a.end_ns < b.end_ns; });
+    std::stable_sort(
+        records.begin(), records.end(), [](const Record& a, const Record& b) { return a.end_ns < b.end_ns; });
     return records;
   }
 
@@ -198,10 +198,16 @@ int64_t now_ns() noexcept {
   return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
-Reader::Reader(size_t capacity) { Rings::instance().attach(*this, capacity); }
+Reader::Reader(size_t capacity) {
+  Rings::instance().attach(*this, capacity);
+}
 
-Reader::~Reader() { Rings::instance().detach(*this); }
+Reader::~Reader() {
+  Rings::instance().detach(*this);
+}
 
-std::vector<Record> Reader::take() { return Rings::instance().take(*this); }
+std::vector<Record> Reader::take() {
+  return Rings::instance().take(*this);
+}
 
 } // namespace neuron::trace

@@ -21,15 +21,18 @@ struct Record {
   int64_t end_ns = 0;       // ... and after it
   int32_t device = 0;
   int32_t stream = 0;
-  uint32_t thread = 0;      // small number of the thread that ran it; filled in by append()
-  uint32_t inline_run = 0;  // 1 when it ran on the caller's thread
+  uint32_t thread = 0;     // small number of the thread that ran it; filled in by append()
+  uint32_t inline_run = 0; // 1 when it ran on the caller's thread
 };
 
 extern std::atomic<bool> g_enabled;
 // True while at least one Reader is attached.
-inline bool enabled() noexcept { return g_enabled.load(std::memory_order_relaxed); }
+inline bool enabled() noexcept {
+  return g_enabled.load(std::memory_order_relaxed);
+}
 
-// Lock-free; called by the thread that ran the launch. The oldest records are overwritten when the ring is full; each reader counts its losses.
+// Lock-free; called by the thread that ran the launch. The oldest records are overwritten when the ring is full; each
+// reader counts its losses.
 void append(const Record& record) noexcept;
 
 // Nanoseconds since the unix epoch, the time base of torch's profiler and of Kineto.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from typing import Any
 
 import torch
+from torch.overrides import has_torch_function_unary
 
 from torch_neuronx import _C
 from torch_neuronx.devices import DEVICE_TYPE
@@ -17,7 +19,23 @@ installed: list[str] = []
 def install() -> None:
     """Applies all patches, once."""
     if not installed:
+        _name_dlpack_device()
         _wait_before_dlpack_export()
+
+
+def _name_dlpack_device() -> None:
+    # PyTorch's method knows the device type by the name "privateuse1" only and raises for any other name.
+    # Checked on torch 2.13.0.
+    original = torch.Tensor.__dlpack_device__
+
+    @functools.wraps(original)
+    def dlpack_device(self: torch.Tensor) -> tuple[enum.IntEnum, int]:
+        if self.device.type == DEVICE_TYPE and not has_torch_function_unary(self):
+            return torch.utils.dlpack.DLDeviceType.kDLExtDev, self.device.index
+        return original(self)
+
+    torch.Tensor.__dlpack_device__ = dlpack_device  # type: ignore[method-assign]
+    installed.append("torch.Tensor.__dlpack_device__")
 
 
 def _wait_before_dlpack_export() -> None:

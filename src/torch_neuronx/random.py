@@ -1,14 +1,13 @@
 """Random numbers of the neuron device, in the conventions of torch.cuda.
 
-The state of a generator is 16 bytes, {uint64 seed, int64 offset}. A random op reserves its part of the offset when it is
-called, in program order, so asynchronous and replayed runs draw the same numbers.
+The state of a generator is 16 bytes, {uint64 seed, int64 offset}. A random op reserves its part of the offset when it
+is called, in program order, so asynchronous and replayed runs draw the same numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
 
 import torch
 
@@ -80,7 +79,7 @@ def initial_seed() -> int:
     return _C.default_generator(-1).initial_seed()
 
 
-class host_rng:  # noqa: N801 - used like torch.set_grad_enabled
+class host_rng:
     """Switches host-RNG mode, in which random ops draw exactly what the default CPU generator would draw there.
 
     With the same `torch.manual_seed`, a script then initialises and drops out the same numbers on "neuron" as on "cpu".
@@ -107,5 +106,3 @@ class host_rng:  # noqa: N801 - used like torch.set_grad_enabled
 def is_host_rng_enabled() -> bool:
     """Whether host-RNG mode is on."""
     return _C.host_rng()
-
-

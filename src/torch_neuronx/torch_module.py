@@ -58,7 +58,7 @@ _is_in_bad_fork = devices.is_in_bad_fork
 _lazy_init = devices.init
 
 
-class _utils:  # noqa: N801 - torch.load looks for a module of this name
+class _utils:
     _get_device_index = staticmethod(devices.get_device_index)
 
 

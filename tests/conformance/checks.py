@@ -82,8 +82,7 @@ def _random_like(tensor: torch.Tensor, device: str) -> torch.Tensor:
 
 def _differentiable(value: Any) -> list[torch.Tensor]:
     leaves, _ = pytree.tree_flatten(value)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.is_floating_point() or (
-        isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.is_complex())]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
 
 
 class PairChecker:
@@ -281,11 +280,14 @@ class PairChecker:
             inputs = [tensor for tensor in placer.tensors() if tensor.requires_grad]
             outputs = _differentiable(op(*positional, **keywords))
             directions = [_random_like(output, device).requires_grad_() for output in outputs]
-            first = torch.autograd.grad(outputs, inputs, directions, allow_unused=True, create_graph=True)
-            again = _differentiable(first)
-            return first, torch.autograd.grad(
-                again, inputs + directions, [_random_like(t, device) for t in again], allow_unused=True
-            )
+            # On the caller's thread, as the CPU does: nodes are run in the order of numbers that each thread counts for
+            # itself, so that a device thread adds up the gradients of a graph made by backward in another order.
+            with torch.autograd.set_multithreading_enabled(False):
+                first = torch.autograd.grad(outputs, inputs, directions, allow_unused=True, create_graph=True)
+                again = _differentiable(first)
+                return first, torch.autograd.grad(
+                    again, inputs + directions, [_random_like(t, device) for t in again], allow_unused=True
+                )
 
         def batched(device: str) -> Any:
             placer = Placer(device, requires_grad=False)

@@ -1,0 +1,133 @@
+"""How every benchmark measures: the plain CPU and the device in turn, in short blocks, in one process.
+
+On a shared machine the speed itself drifts. So a claim is a ratio of two neighbouring blocks, and its figure is the
+median over many such pairs; the quartiles show how far single pairs stray.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+Block = Callable[[], float]  # runs a block of work and returns seconds per unit of it
+
+
+@dataclass
+class Settings:
+    pairs: int = 20  # blocks of each kind, at least
+    seconds: float = 4.0  # and go on measuring a claim for this long
+
+
+@dataclass
+class Result:
+    name: str
+    cpu_seconds: float  # medians, per unit of work
+    device_seconds: float
+    ratio: float  # median of the ratios of the pairs
+    ratio_low: float  # first and third quartile of these
+    ratio_high: float
+    pairs: int
+    target: float | None  # None: for information
+    at_least: bool = False  # a ratio of speeds, which should be high; else of times, which should be low
+
+    @property
+    def passed(self) -> bool:
+        if self.target is None:
+            return True
+        return self.ratio >= self.target if self.at_least else self.ratio <= self.target
+
+    def line(self) -> str:
+        verdict, limit = "", ""
+        if self.target is not None:
+            verdict = "PASS" if self.passed else "FAIL"
+            limit = f"{'>=' if self.at_least else '<='} {self.target:.2f}"
+        return (
+            f"{self.name:<42} {_time(self.cpu_seconds):>10} {_time(self.device_seconds):>10} {self.ratio:>7.3f} "
+            f"({self.ratio_low:.3f} to {self.ratio_high:.3f}) {self.pairs:>4}  {limit:<8} {verdict}"
+        )
+
+
+HEADER = f"{'claim':<42} {'cpu':>10} {'device':>10} {'ratio':>7} (quartiles)      pairs  target"
+
+
+def compare(
+    name: str, cpu: Block, device: Block, settings: Settings, target: float | None, at_least: bool = False
+) -> Result:
+    """Runs both kinds of blocks in turn, each pair in the other order than the one before, and prints the result."""
+    cpu()
+    device()
+    times: list[tuple[float, float]] = []
+    end = time.perf_counter() + settings.seconds
+    gc.collect()
+    gc.disable()  # a collection would hit one of two neighbours only
+    try:
+        while len(times) < settings.pairs or time.perf_counter() < end:
+            if len(times) % 2:
+                device_seconds = device()
+                cpu_seconds = cpu()
+            else:
+                cpu_seconds = cpu()
+                device_seconds = device()
+            times.append((cpu_seconds, device_seconds))
+    finally:
+        gc.enable()
+    ratios = [cpu / device if at_least else device / cpu for cpu, device in times]
+    low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    medians = [statistics.median(side) for side in zip(*times, strict=True)]
+    result = Result(name, *medians, ratio, low, high, len(times), target, at_least)
+    print(result.line(), flush=True)
+    return result
+
+
+def timed(work: Callable[[], object], count: int = 1) -> float:
+    """Seconds per call of `work`, until the device has done all of it."""
+    start = time.perf_counter()
+    for _ in range(count):
+        work()
+    torch.accelerator.synchronize()
+    return (time.perf_counter() - start) / count
+
+
+def machine() -> dict[str, object]:
+    """What the figures depend on."""
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def main(claims: Callable[[Settings], list[Result]], description: str | None) -> int:
+    """The command line of a benchmark. Returns 1 when a target is missed."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=Settings.pairs, help="blocks on each side, at least")
+    parser.add_argument("--seconds", type=float, default=Settings.seconds, help="time for each claim, at least")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    before = machine()
+    print("  ".join(f"{name} {value}" for name, value in before.items()))
+    print(HEADER)
+    results = claims(Settings(max(2, arguments.pairs), arguments.seconds))
+    if arguments.json is not None:
+        rows = [asdict(result) | {"passed": result.passed} for result in results]
+        arguments.json.write_text(json.dumps({"machine": before, "results": rows}, indent=2) + "\n")
+    return 0 if all(result.passed for result in results) else 1
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.2f} {unit}"
+    return f"{seconds / 1e-9:.0f} ns"
