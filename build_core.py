@@ -174,16 +174,32 @@ def _write_if_changed(path: Path, text: str) -> None:
         path.write_text(text)
 
 
-def build(output: Path) -> None:
-    """Brings `output`, the extension module's file, up to date, and notes beside it which torch it was built for."""
-    torch = _require_torch()
-    sanitizer = os.environ.get("NEURON_BUILD_SANITIZE", "")
-    if sanitizer not in SANITIZERS:
-        raise SystemExit(f"build_core: NEURON_BUILD_SANITIZE={sanitizer!r} is not one of {sorted(SANITIZERS)}")
-    variant = f"-{sanitizer}" if sanitizer else ""
-    build_dir = Path("build") / f"core-{sys.implementation.cache_tag}-torch{torch.version}{variant}"
-    ninja_file = build_dir / "build.ninja"
-    _write_if_changed(ROOT / ninja_file, _ninja_file(torch, build_dir, sanitizer))
+@dataclass(frozen=True)
+class Variant:
+    """One way of building the core: for which torch, with which sanitizer ("" for none)."""
+
+    torch: Torch
+    sanitizer: str
+
+    @staticmethod
+    def wanted() -> Variant:
+        sanitizer = os.environ.get("NEURON_BUILD_SANITIZE", "")
+        if sanitizer not in SANITIZERS:
+            raise SystemExit(f"build_core: NEURON_BUILD_SANITIZE={sanitizer!r} is not one of {sorted(SANITIZERS)}")
+        return Variant(_require_torch(), sanitizer)
+
+    @property
+    def build_dir(self) -> Path:
+        """Relative to the project."""
+        suffix = f"-{self.sanitizer}" if self.sanitizer else ""
+        return Path("build") / f"core-{sys.implementation.cache_tag}-torch{self.torch.version}{suffix}"
+
+
+def build() -> None:
+    """Compiles and links what is out of date."""
+    variant = Variant.wanted()
+    ninja_file = variant.build_dir / "build.ninja"
+    _write_if_changed(ROOT / ninja_file, _ninja_file(variant.torch, variant.build_dir, variant.sanitizer))
 
     # Paths relative to the project keep the compiler's output, and so ccache's keys, the same in every checkout.
     environment = {"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1", **os.environ}
@@ -192,22 +208,20 @@ def build(output: Path) -> None:
     if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0:
         raise SystemExit("build_core: the C++ core failed to build; the first error above says why")
 
-    output.parent.mkdir(parents=True, exist_ok=True)
-    built = ROOT / build_dir / "_C.so"
-    if not output.exists() or output.stat().st_mtime_ns != built.stat().st_mtime_ns:
+
+def deliver(package: Path) -> None:
+    """Puts what `build` built into a directory with the Python package, with a note for which torch it was built."""
+    variant = Variant.wanted()
+    built = ROOT / variant.build_dir / "_C.so"
+    target = package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+    package.mkdir(parents=True, exist_ok=True)
+    if not target.exists() or target.stat().st_mtime_ns != built.stat().st_mtime_ns:
         # Replaced, not overwritten: a running process may have the old file mapped.
-        partial = output.with_suffix(".partial")
+        partial = target.with_suffix(".partial")
         shutil.copy2(built, partial)
-        partial.replace(output)
-    _write_if_changed(
-        output.parent / "_built_for.py",
-        f'"""Written by the build: what the core beside this file was compiled for."""\n\nTORCH = "{torch.version}"\n',
-    )
-
-
-def core_path(package: Path) -> Path:
-    """Where the extension module lies in a directory with the Python package."""
-    return package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+        partial.replace(target)
+    note = '"""Written by the build: what the core beside this file was compiled for."""\n\nTORCH = "{}"\n'
+    _write_if_changed(package / "_built_for.py", note.format(variant.torch.version))
 
 
 def main() -> None:
@@ -219,7 +233,8 @@ def main() -> None:
         target = package.resolve() / PACKAGE.name
         ignored = shutil.ignore_patterns("*.so", "__pycache__", "_built_for.py")
         shutil.copytree(PACKAGE, target, ignore=ignored, dirs_exist_ok=True)
-    build(core_path(target))
+    build()
+    deliver(target)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,12 @@ class BuildCore(build_ext):
     """Hands the work to ninja; setuptools only says where the file goes and puts it into the wheel."""
 
     def build_extension(self, ext: Extension) -> None:
-        build_core.build(Path(self.get_ext_fullpath(ext.name)).resolve())
+        build_core.build()
+        build_core.deliver(Path(self.get_ext_fullpath(ext.name)).resolve().parent)
 
     def copy_extensions_to_source(self) -> None:
-        """An editable install: the same file that `python build_core.py` keeps up to date."""
-        build_core.build(build_core.core_path(build_core.PACKAGE))
+        """An editable install: the same place that `python build_core.py` keeps up to date."""
+        build_core.deliver(build_core.PACKAGE)
 
 
 setup(

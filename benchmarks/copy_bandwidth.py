@@ -13,7 +13,7 @@ from measure import Block, Result, Settings, compare, main, timed
 from torch import Tensor
 
 MIB = 2**20
-SIZES = {"64 MiB": (64 * MIB, 2), "1 MiB": (MIB, 100)}  # bytes, copies a block
+SIZES = {"64 MiB": (64 * MIB, 1), "1 MiB": (MIB, 20)}  # bytes, copies a block
 TARGET = 0.9
 
 
@@ -29,7 +29,7 @@ def claims(settings: Settings) -> list[Result]:
         cpu: Block = lambda a=other_host, b=host, n=count: timed(lambda: memmove(a, b), n)  # noqa: E731
         for name, destination, source in (("host to device", device, host), ("device to host", host, device)):
             copy: Block = lambda a=destination, b=source, n=count: timed(lambda: a.copy_(b), n)  # noqa: E731
-            results.append(compare(f"{name} {size}", cpu, copy, settings, TARGET, at_least=True))
+            results.append(compare(f"{name} {size}", cpu, copy, settings, TARGET, at_least=True, fastest_of=5))
             print(f"{'':<42} {nbytes / results[-1].device_seconds / 1e9:.1f} GB/s")
     return results
 

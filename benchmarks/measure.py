@@ -1,7 +1,7 @@
 """How every benchmark measures: the plain CPU and the device in turn, in short blocks, in one process.
 
 On a shared machine the speed itself drifts. So a claim is a ratio of two neighbouring blocks, and its figure is the
-median over many such pairs; the quartiles show how far single pairs stray.
+median over many such pairs. The quartiles show how far single pairs stray.
 """
 
 from __future__ import annotations
@@ -61,9 +61,19 @@ HEADER = f"{'claim':<42} {'cpu':>10} {'device':>10} {'ratio':>7} (quartiles)    
 
 
 def compare(
-    name: str, cpu: Block, device: Block, settings: Settings, target: float | None, at_least: bool = False
+    name: str,
+    cpu: Block,
+    device: Block,
+    settings: Settings,
+    target: float | None,
+    at_least: bool = False,
+    fastest_of: int = 1,
 ) -> Result:
-    """Runs both kinds of blocks in turn, each pair in the other order than the one before, and prints the result."""
+    """Runs both kinds of blocks in turn, each pair in the other order than the one before, and prints the result.
+
+    `fastest_of` blocks of either kind, still in turn, make one side of a pair, which counts with its fastest: other
+    processes of the machine take the cores away in some blocks and leave others alone.
+    """
     cpu()
     device()
     times: list[tuple[float, float]] = []
@@ -72,13 +82,10 @@ def compare(
     gc.disable()  # a collection would hit one of two neighbours only
     try:
         while len(times) < settings.pairs or time.perf_counter() < end:
-            if len(times) % 2:
-                device_seconds = device()
-                cpu_seconds = cpu()
-            else:
-                cpu_seconds = cpu()
-                device_seconds = device()
-            times.append((cpu_seconds, device_seconds))
+            first, second = (device, cpu) if len(times) % 2 else (cpu, device)
+            tries = [(first(), second()) for _ in range(fastest_of)]
+            fastest = [min(side) for side in zip(*tries, strict=True)]
+            times.append((fastest[1], fastest[0]) if len(times) % 2 else (fastest[0], fastest[1]))
     finally:
         gc.enable()
     ratios = [cpu / device if at_least else device / cpu for cpu, device in times]

@@ -97,7 +97,8 @@ class GPT(nn.Module):
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy in nats a token; tokens and targets (batch, length) int64."""
-        return F.cross_entropy(self(tokens).flatten(0, 1), targets.flatten())
+        # float() because autocast on the CPU, unlike on an accelerator, would leave the softmax in low precision.
+        return F.cross_entropy(self(tokens).flatten(0, 1).float(), targets.flatten())
 
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())

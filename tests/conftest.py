@@ -13,8 +13,10 @@ SEED = 0
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    from torch_neuronx import _load
-
+    try:
+        from torch_neuronx import _load
+    except ModuleNotFoundError as error:
+        pytest.exit(f"{error}: run `make setup`", returncode=pytest.ExitCode.INTERNAL_ERROR)
     why = _load.reason()
     if why is None and not torch.neuron.is_available():
         why = "the neuron device is loaded but sees no devices; look at NEURON_RT_NUM_CORES and its kin"

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import torch_neuronx
+from torch_neuronx import _load
 
 ROOT = Path(__file__).resolve().parents[1]
 MINOR = ".".join(torch.__version__.split(".")[:2])
@@ -36,7 +37,7 @@ def test_requires_the_torch_it_is_built_for(installed: importlib.metadata.Distri
 def test_entry_point(installed: importlib.metadata.Distribution) -> None:
     (entry,) = (e for e in installed.entry_points if e.group == "torch.backends")
     assert entry.name == "torch_neuronx"
-    assert entry.load() is torch_neuronx._autoload
+    assert entry.load() is _load.load
 
 
 def run(*arguments: str | Path, cwd: Path = ROOT) -> str:

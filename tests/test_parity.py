@@ -51,19 +51,24 @@ def cnn(dropout: float) -> Task:
 
 def lstm(dropout: float) -> Task:
     model = CharacterLSTM(vocabulary=128, width=32, layers=2, dropout=dropout)
-    return Task(model, lambda model, x, y: F.cross_entropy(model(x)[0].flatten(0, 1), y.flatten()), text_batch)
+    return Task(model, lambda model, x, y: cross_entropy(model(x)[0], y), text_batch)
 
 
 def gpt(dropout: float) -> Task:
     model = GPT(GPTConfig(vocabulary_size=128, context=32, layers=2, heads=2, width=32, dropout=dropout))
-    return Task(model, lambda model, x, y: F.cross_entropy(model(x).flatten(0, 1), y.flatten()), text_batch)
+    return Task(model, lambda model, x, y: cross_entropy(model(x), y), text_batch)
 
 
 TASKS = {task.__name__: task for task in (mlp, cnn, lstm, gpt)}
 
 
 def classification_loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(model(images), labels)
+    return cross_entropy(model(images), labels)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    # In float32 also under autocast: neuron follows cuda's rules there, and the CPU's leave the softmax in bfloat16.
+    return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
 
 
 @functools.cache
@@ -165,8 +170,9 @@ def test_every_loss_is_the_cpus(
     assert_same_training(device, task, optimizer, implementation, steps=steps)
 
 
+# Without the LSTM: the rules for accelerators leave it alone, those for the CPU run it in bfloat16 (where the CPU can).
 @pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ["mlp", "cnn", "gpt"])
 def test_with_autocast(device: torch.device, task: str, steps: int) -> None:
     assert_same_training(device, task, "adamw", "foreach", steps=steps, autocast=True)
 

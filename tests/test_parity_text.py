@@ -52,6 +52,11 @@ def test_a_progress_bar_counts_with_its_last_state() -> None:
     assert [(line.number, line.numbers) for line in lines] == [(1, ["2", "2", "2.0"]), (2, [])]
 
 
+def test_the_device_of_a_printed_tensor_may_stand_on_a_line_of_its_own() -> None:
+    lines = LineReader().read("tensor([1., 2.],\n       device='neuron:0') end\n")
+    assert [line.skeleton for line in lines] == [LineReader().read_line("tensor([1., 2.]) end").skeleton]
+
+
 def test_ignore_cuts_out_matches_and_empty_lines_go() -> None:
     reader = LineReader([r"run id \w+", r"^secret.*"])
     lines = reader.read("loss 1.0 run id a7\nsecret 3\n\n  \n")

@@ -103,6 +103,8 @@ def test_views_share_their_storage_after_loading() -> None:
 
 def test_pending_work_is_saved() -> None:
     x = torch.zeros(8, device="neuron")
+    torch.neuron._sleep(1_000_000)
+    x += 0  # the first call on a busy stream waits, to learn the shapes of the results
     torch.neuron.synchronize()
     torch.neuron._sleep(60_000_000)
     x += 5
@@ -239,9 +241,12 @@ def test_dlpack_keeps_the_memory_alive() -> None:
 
 def test_dlpack_export_waits_for_pending_work() -> None:
     x = torch.zeros(4, device="neuron")
+    torch.neuron._sleep(1_000_000)
+    x += 0  # the first call on a busy stream waits, to learn the shapes of the results
     torch.neuron.synchronize()
-    torch.neuron._sleep(60_000_000)
+    torch.neuron._sleep(240_000_000)
     x += 2
+    assert not torch.neuron.query()
     x.__dlpack__()
     assert torch.neuron.query()
 
@@ -293,8 +298,10 @@ def test_storage_resize() -> None:
 
 def test_storage_resize_is_in_stream_order() -> None:
     x = torch.zeros(1000, device="neuron")
+    torch.neuron._sleep(1_000_000)
+    x += 0  # the first call on a busy stream waits, to learn the shapes of the results
     torch.neuron.synchronize()
-    torch.neuron._sleep(60_000_000)
+    torch.neuron._sleep(240_000_000)
     x += 1
     x.untyped_storage().resize_(8000)
     assert not torch.neuron.query()

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
 
 neuron = torch.neuron
 MILLISECOND = 1_200_000  # cycles of torch.neuron._sleep at 1.2 GHz
+
+
+def learn(op: Callable[[], object]) -> None:
+    """Calls `op` on a busy stream: the first such call waits, to learn the shapes of the results; later ones do not."""
+    neuron._sleep(MILLISECOND)
+    op()
+    neuron.synchronize()
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +189,8 @@ def test_streams_do_not_wait_for_each_other() -> None:
 def test_waiting_orders_streams(how: str) -> None:
     producer, consumer = neuron.Stream(), neuron.Stream()
     x = torch.zeros(4, device="neuron")
-    neuron.synchronize()
+    learn(lambda: x.add_(0))
+    learn(lambda: x * 2)
     with neuron.stream(producer):
         neuron._sleep(200 * MILLISECOND)
         x += 3
@@ -312,7 +321,7 @@ def test_synchronize_waits_for_all_streams_of_the_device() -> None:
 def test_record_stream() -> None:
     side = neuron.Stream()
     x = torch.full((1024,), 3.0, device="neuron")
-    neuron.synchronize()
+    learn(lambda: x + 1)
     with neuron.stream(side):
         neuron._sleep(200 * MILLISECOND)
         y = x + 1

@@ -59,8 +59,8 @@ def test_times_are_ordered_and_measured():
         assert 0 < record.enqueue_ns <= record.start_ns <= record.end_ns
     assert first.duration_ns >= 5 * MS and second.duration_ns >= 1 * MS
     assert second.start_ns >= first.end_ns
-    # It was submitted at once, and waited for the first one.
-    assert second.queued_ns >= 4 * MS
+    if not _C.launch_blocking():  # it was submitted at once, and waited for the first one
+        assert second.queued_ns >= 4 * MS
 
 
 def test_devices_and_streams():

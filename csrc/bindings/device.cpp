@@ -66,9 +66,8 @@ void bind_device(py::module& module) {
 
   module.def("current_device", &current_device);
   // Negative indices are ignored, as in torch.cuda.
-  module.def("exchange_device", [](c10::DeviceIndex index) {
-    return index < 0 ? current_device() : exchange_device(index);
-  });
+  module.def(
+      "exchange_device", [](c10::DeviceIndex index) { return index < 0 ? current_device() : exchange_device(index); });
   module.def(
       "synchronize", [](c10::DeviceIndex index) { synchronize_device(index); },
       py::call_guard<py::gil_scoped_release>());

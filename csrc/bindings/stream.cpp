@@ -14,8 +14,7 @@ namespace neuron {
 namespace {
 
 Stream& find_stream(c10::StreamId id, c10::DeviceIndex device) {
-  return lookup_stream(
-      c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::PrivateUse1, device), id));
+  return lookup_stream(c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::PrivateUse1, device), id));
 }
 
 } // namespace
@@ -35,16 +34,14 @@ void bind_stream(py::module& module) {
     exchange_device(device);
     exchange_stream(stream);
   });
-  module.def("stream_priority", [](c10::StreamId id, c10::DeviceIndex device) {
-    return find_stream(id, device).priority();
-  });
+  module.def(
+      "stream_priority", [](c10::StreamId id, c10::DeviceIndex device) { return find_stream(id, device).priority(); });
   module.def("stream_handle", [](c10::StreamId id, c10::DeviceIndex device) {
     return reinterpret_cast<uintptr_t>(&find_stream(id, device));
   });
   // Event ids are torch.Event.event_id: the address of the event, or 0 while it was never recorded.
   module.def("event_elapsed_ms", [](uintptr_t start, uintptr_t end) {
-    TORCH_CHECK_VALUE(
-        start != 0 && end != 0, "Both events must be recorded before calculating elapsed time.");
+    TORCH_CHECK_VALUE(start != 0 && end != 0, "Both events must be recorded before calculating elapsed time.");
     return reinterpret_cast<const Event*>(start)->elapsed_ms(*reinterpret_cast<const Event*>(end));
   });
   // Keeps the current stream busy for a time; for tests of asynchrony and for timing.

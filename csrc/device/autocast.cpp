@@ -13,8 +13,7 @@ using at::Scalar;
 using at::ScalarType;
 using at::Tensor;
 
-Tensor binary_cross_entropy_banned(
-    const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t) {
+Tensor binary_cross_entropy_banned(const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t) {
   TORCH_CHECK(
       false,
       "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.\n"

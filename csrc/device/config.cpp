@@ -27,6 +27,7 @@ DeviceConfig g_config;
 std::atomic<bool> g_configured{false};
 std::atomic<Phase> g_phase{Phase::kUnused};
 std::atomic<Provider> g_provider{nullptr};
+std::atomic<void (*)()> g_prepare{nullptr};
 
 void before_fork() {
   if (!is_started() || on_executor_thread()) {
@@ -61,10 +62,17 @@ void start() {
   }
   static const int registered = pthread_atfork(before_fork, nullptr, in_forked_child);
   TORCH_CHECK(registered == 0, "pthread_atfork failed with error ", registered);
+  if (auto* const prepare = g_prepare.load(std::memory_order_acquire)) {
+    prepare();
+  }
   g_phase.store(Phase::kStarted, std::memory_order_release);
 }
 
 } // namespace
+
+void call_at_start(void (*prepare)()) {
+  g_prepare.store(prepare, std::memory_order_release);
+}
 
 void configure(const DeviceConfig& config) {
   TORCH_CHECK_VALUE(

@@ -16,7 +16,7 @@ inline constexpr int kMaxDevices = 127;
 
 struct DeviceConfig {
   int device_count = 0;
-  size_t hbm_bytes = 0; // per device
+  size_t hbm_bytes = 0;         // per device
   bool launch_blocking = false; // run every launch on the caller's thread
 };
 
@@ -37,6 +37,8 @@ void set_provider(Provider provider) noexcept;
 bool in_bad_fork() noexcept;
 // Raises PyTorch's usual message in a bad fork, and marks the device as started. Cheap after the first call.
 void ensure_started();
+// What has to be done once, before the first use: for work that would slow every import down.
+void call_at_start(void (*prepare)());
 bool is_started() noexcept;
 
 void check_device_index(c10::DeviceIndex index);

@@ -56,8 +56,7 @@ NeuronGenerator::NeuronGenerator(c10::DeviceIndex index, uint64_t seed)
 
 NeuronGenerator::NeuronGenerator(c10::DeviceIndex index, std::shared_ptr<SharedState> state)
     : c10::GeneratorImpl(
-          c10::Device(c10::DeviceType::PrivateUse1, index),
-          c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
+          c10::Device(c10::DeviceType::PrivateUse1, index), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
       state_(std::move(state)) {}
 
 PhiloxState NeuronGenerator::reserve(uint64_t increment) {

@@ -39,9 +39,7 @@ class NeuronGenerator final : public c10::GeneratorImpl {
   c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override;
 
   // at::check_generator asks for it.
-  static c10::DeviceType device_type() {
-    return c10::DeviceType::PrivateUse1;
-  }
+  static c10::DeviceType device_type() { return c10::DeviceType::PrivateUse1; }
 
  private:
   struct SharedState {

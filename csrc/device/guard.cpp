@@ -21,9 +21,7 @@ Event& event_of(void* event) {
 struct NeuronGuardImpl final : public c10::impl::DeviceGuardImplInterface {
   static constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 
-  c10::DeviceType type() const override {
-    return kType;
-  }
+  c10::DeviceType type() const override { return kType; }
 
   // ---- device -------------------------------------------------------------------------------------------------------
   c10::Device exchangeDevice(c10::Device device) const override {
@@ -31,9 +29,7 @@ struct NeuronGuardImpl final : public c10::impl::DeviceGuardImplInterface {
     return c10::Device(kType, exchange_device(device.index()));
   }
 
-  c10::Device getDevice() const override {
-    return c10::Device(kType, current_device());
-  }
+  c10::Device getDevice() const override { return c10::Device(kType, current_device()); }
 
   void setDevice(c10::Device device) const override {
     check_type(device);
@@ -71,9 +67,7 @@ struct NeuronGuardImpl final : public c10::impl::DeviceGuardImplInterface {
   }
 
   // ---- streams ------------------------------------------------------------------------------------------------------
-  c10::Stream getStream(c10::Device device) const override {
-    return current_stream(device.index()).unwrap();
-  }
+  c10::Stream getStream(c10::Device device) const override { return current_stream(device.index()).unwrap(); }
 
   c10::Stream getDefaultStream(c10::Device device) const override {
     return default_stream(index_or_current(device)).unwrap();
@@ -92,13 +86,9 @@ struct NeuronGuardImpl final : public c10::impl::DeviceGuardImplInterface {
     return exchange_stream(lookup_stream(stream)).unwrap();
   }
 
-  void* getStreamNativeHandle(const c10::Stream stream) const override {
-    return &lookup_stream(stream);
-  }
+  void* getStreamNativeHandle(const c10::Stream stream) const override { return &lookup_stream(stream); }
 
-  bool queryStream(const c10::Stream& stream) const override {
-    return lookup_stream(stream).idle();
-  }
+  bool queryStream(const c10::Stream& stream) const override { return lookup_stream(stream).idle(); }
 
   void synchronizeStream(const c10::Stream& stream) const override {
     Stream& target = lookup_stream(stream);
@@ -112,12 +102,10 @@ struct NeuronGuardImpl final : public c10::impl::DeviceGuardImplInterface {
   }
 
   // ---- events -------------------------------------------------------------------------------------------------------
-  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
-    delete static_cast<Event*>(event);
-  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
 
-  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex index, const c10::EventFlag flag)
-      const override {
+  void record(
+      void** event, const c10::Stream& stream, const c10::DeviceIndex index, const c10::EventFlag flag) const override {
     TORCH_CHECK(
         index == -1 || index == stream.device_index(), "Event device index ", static_cast<int>(index),
         " does not match recording stream's device index ", static_cast<int>(stream.device_index()), ".");
@@ -136,9 +124,7 @@ struct NeuronGuardImpl final : public c10::impl::DeviceGuardImplInterface {
     }
   }
 
-  bool queryEvent(void* event) const override {
-    return event == nullptr || event_of(event).query();
-  }
+  bool queryEvent(void* event) const override { return event == nullptr || event_of(event).query(); }
 
   void synchronizeEvent(void* event) const override {
     if (event != nullptr) {

@@ -21,7 +21,8 @@ namespace neuron {
 
 namespace {
 
-// The old bytes are copied in stream order, so that launches already submitted see the old memory and later ones the new.
+// The old bytes are copied in stream order, so that launches already submitted see the old memory and later ones the
+// new.
 void resize_storage(const c10::Storage& storage, size_t new_bytes) {
   TORCH_CHECK(storage.resizable(), "Trying to resize storage that is not resizable");
   auto& impl = *storage.unsafeGetStorageImpl();
@@ -44,23 +45,16 @@ void resize_storage(const c10::Storage& storage, size_t new_bytes) {
   LaunchSource source;
   source.name = "neuron::resize_storage";
   void* target = impl.mutable_data();
-  const uint64_t seq =
-      stream.submit([old, target, bytes] { std::memcpy(target, old->get(), bytes); }, source);
+  const uint64_t seq = stream.submit([old, target, bytes] { std::memcpy(target, old->get(), bytes); }, source);
   mark_use(impl, stream, seq);
 }
 
 struct NeuronHooks final : public at::PrivateUse1HooksInterface {
-  bool isBuilt() const override {
-    return true;
-  }
+  bool isBuilt() const override { return true; }
 
-  bool isAvailable() const override {
-    return config::device_count_or_zero() > 0;
-  }
+  bool isAvailable() const override { return config::device_count_or_zero() > 0; }
 
-  void init() const override {
-    config::ensure_started();
-  }
+  void init() const override { config::ensure_started(); }
 
   // A device is in use once it has a stream.
   bool hasPrimaryContext(c10::DeviceIndex index) const override {
@@ -76,29 +70,19 @@ struct NeuronHooks final : public at::PrivateUse1HooksInterface {
     return static_cast<c10::DeviceIndex>(config::device_count_or_zero());
   }
 
-  void setCurrentDevice(c10::DeviceIndex index) const override {
-    exchange_device(index);
-  }
+  void setCurrentDevice(c10::DeviceIndex index) const override { exchange_device(index); }
 
-  c10::DeviceIndex getCurrentDevice() const override {
-    return current_device();
-  }
+  c10::DeviceIndex getCurrentDevice() const override { return current_device(); }
 
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {
-    return exchange_device(index);
-  }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override { return exchange_device(index); }
 
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override {
     return index < 0 ? current_device() : exchange_device(index);
   }
 
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override {
-    return default_generator(index);
-  }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override { return default_generator(index); }
 
-  at::Generator getNewGenerator(c10::DeviceIndex index) const override {
-    return make_generator(index);
-  }
+  at::Generator getNewGenerator(c10::DeviceIndex index) const override { return make_generator(index); }
 
   at::Device getDeviceFromPtr(void* data) const override {
     const auto index = memory::device_of(data);
@@ -106,9 +90,7 @@ struct NeuronHooks final : public at::PrivateUse1HooksInterface {
     return at::Device(c10::DeviceType::PrivateUse1, index);
   }
 
-  bool isPinnedPtr(const void* data) const override {
-    return memory::is_pinned(data);
-  }
+  bool isPinnedPtr(const void* data) const override { return memory::is_pinned(data); }
 
   at::Allocator* getPinnedMemoryAllocator() const override {
     config::ensure_started();

@@ -12,6 +12,10 @@ namespace {
 
 // What the CPU would see: sizes, strides, dtype and whether a gradient is wanted. No value is read, so nothing waits.
 at::Tensor stand_in(const at::Tensor& tensor) {
+  const auto& impl = *tensor.unsafeGetTensorImpl();
+  if (!impl.has_storage() || impl.has_symbolic_sizes_strides()) {
+    return tensor; // a transform's or a tracer's wrapper
+  }
   auto view = host_view(tensor);
   if (tensor.requires_grad()) {
     view.set_requires_grad(true);

@@ -11,9 +11,10 @@
 #include "eager/op_entry.h"
 #include "eager/op_launch.h"
 #include "eager/signature.h"
+#include "eager/zero_tensor.h"
 #include "memory/guard_pages.h"
 #include "stream/stream_pool.h"
-#include "trace/ring.h"
+#include "trace/inline_span.h"
 
 #include <ATen/core/List.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -121,8 +122,9 @@ LaunchSource source_of(const OpEntry& entry, const Record* record) {
 // filled from what comes out.
 torch::jit::Stack run_inline(
     const ScannedCall& call, Stream& stream, const c10::intrusive_ptr<Record>& record, Record* fresh) {
-  const bool traced = trace::enabled();
-  const int64_t start = traced ? trace::now_ns() : 0;
+  const Record* signature = record ? record.get() : fresh;
+  trace::InlineSpan span(
+      call.entry->name.c_str(), stream.device(), stream.id(), signature != nullptr ? signature->id : 0);
   InlineLaunch scope;
   OpLaunch& launch = scope.get();
   launch.bind(call, /*outlives_call=*/false);
@@ -146,20 +148,6 @@ torch::jit::Stack run_inline(
     results = Adopter(call, launch, kernel_memory, stream, record.get(), fresh).adopt_all();
   }
   launch_counters().inline_runs.fetch_add(1, std::memory_order_relaxed);
-  if (traced) {
-    const auto source = source_of(*call.entry, record ? record.get() : fresh);
-    trace::Record entry;
-    entry.name = source.name;
-    entry.signature = source.signature;
-    entry.correlation = source.correlation;
-    entry.enqueue_ns = start;
-    entry.start_ns = start;
-    entry.end_ns = trace::now_ns();
-    entry.device = stream.device();
-    entry.stream = static_cast<int32_t>(stream.id());
-    entry.inline_run = 1;
-    trace::append(entry);
-  }
   return results;
 }
 
@@ -300,11 +288,15 @@ PythonLine capture_python_line() {
   return capture != nullptr ? capture() : PythonLine{};
 }
 
-void boxed_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+void boxed_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   OpEntry& entry = op_entry(op);
   entry.calls.fetch_add(1, std::memory_order_relaxed);
   ScannedCall call;
   scan(entry, torch::jit::last(*stack, entry.num_args), call);
+  if (C10_UNLIKELY(call.zero_tensors)) {
+    materialize_zero_tensors(*stack, entry.num_args);
+    return boxed_kernel(op, keys, stack);
+  }
   if (call.device < 0) {
     call.device = current_device();
   }
@@ -318,11 +310,12 @@ void boxed_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, t
   }
   c10::intrusive_ptr<Record> record;
   c10::intrusive_ptr<Record> fresh;
-  if (C10_LIKELY(call.keyable && !entry.always_inline && !call.host_tensors)) {
+  if (C10_LIKELY(call.keyable && !entry.always_inline && !call.host_tensors && !call.untracked)) {
     const uint64_t hash = hash_key(call.key);
     record = c10::intrusive_ptr<Record>::reclaim_copy(find_record(call.key, hash));
     if (!record) {
       fresh = c10::make_intrusive<Record>();
+      fresh->id = next_record_id();
       fresh->hash = hash;
       fresh->key.assign(call.key.begin(), call.key.end());
     }

@@ -8,7 +8,7 @@
 #include "memory/guard_pages.h"
 #include "memory/storage.h"
 #include "stream/stream_pool.h"
-#include "trace/ring.h"
+#include "trace/inline_span.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_local_scalar_dense.h>
@@ -29,6 +29,11 @@ LaunchSource copy_source(const char* name) {
     source.correlation = trace::current_correlation();
   }
   return source;
+}
+
+trace::InlineSpan inline_span(const char* name, const at::Tensor& on_device) {
+  const Stream& stream = current_stream(on_device.device().index());
+  return {name, stream.device(), stream.id()};
 }
 
 // Copies between CPU tensors (one of them over device memory), on the calling thread.
@@ -65,7 +70,7 @@ void between_devices(at::Tensor& self, const at::Tensor& source) {
 
 void from_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   auto& storage = storage_of(*self.unsafeGetTensorImpl());
-  if (!unused(storage) && !config::get().launch_blocking) {
+  if (tracked(storage) != nullptr && !unused(storage) && !config::get().launch_blocking) {
     const bool pinned = non_blocking && source.is_pinned();
     if (pinned || source.nbytes() <= kStagedBytes) {
       Stream& stream = current_stream(self.device().index());
@@ -77,12 +82,13 @@ void from_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
     }
   }
   wait_until_unused(storage);
+  const auto span = inline_span("neuron::copy_host_to_device", self);
   host_copy(host_view(self), source);
 }
 
 void to_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   auto& storage = storage_of(*source.unsafeGetTensorImpl());
-  if (non_blocking && !unused(storage) && self.is_pinned()) {
+  if (non_blocking && tracked(storage) != nullptr && !unused(storage) && self.is_pinned()) {
     Stream& stream = current_stream(source.device().index());
     Stream::Submission submission(stream);
     mark_use(storage, stream, stream.submitted() + 1);
@@ -90,6 +96,7 @@ void to_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
     return;
   }
   wait_until_unused(storage);
+  const auto span = inline_span("neuron::copy_device_to_host", source);
   host_copy(self, host_view(source));
 }
 
@@ -98,6 +105,12 @@ void to_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (self.is_same(source)) {
     return self;
+  }
+  TORCH_CHECK(
+      !self._is_zerotensor(),
+      "ZeroTensors are immutable. Please materialize the tensor using `.clone()`, if you want a mutable zero tensor.");
+  if (source._is_zerotensor()) {
+    return self.zero_();
   }
   const bool to_neuron = self.is_privateuseone();
   const bool from_neuron = source.is_privateuseone();

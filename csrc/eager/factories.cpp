@@ -126,6 +126,11 @@ at::Tensor& set_storage(
   return self;
 }
 
+at::Tensor& set_whole_storage(at::Tensor& self, at::Storage source) {
+  const auto elements = static_cast<int64_t>(source.nbytes() / self.dtype().itemsize());
+  return set_storage(self, std::move(source), 0, {elements}, {});
+}
+
 at::Tensor& set_empty(at::Tensor& self) {
   const auto device = self.device().index();
   return set_storage(self, c10::Storage(allocate_storage(0, device, current_stream(device))), 0, {0}, {});

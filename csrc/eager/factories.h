@@ -19,6 +19,7 @@ void grow_storage(const at::Tensor& self, size_t nbytes);
 const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size, std::optional<c10::MemoryFormat> format);
 at::Tensor& set_storage(
     at::Tensor& self, at::Storage source, int64_t offset, c10::IntArrayRef size, c10::IntArrayRef stride);
+at::Tensor& set_whole_storage(at::Tensor& self, at::Storage source);
 at::Tensor& set_empty(at::Tensor& self);
 
 } // namespace neuron::eager

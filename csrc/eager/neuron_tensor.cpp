@@ -62,8 +62,11 @@ at::Tensor host_view(const at::Tensor& tensor) {
 void turn_into_neuron(const at::Tensor& tensor, c10::intrusive_ptr<c10::StorageImpl> storage) {
   auto& impl = *tensor.unsafeGetTensorImpl();
   impl.set_storage_keep_dtype(c10::Storage(std::move(storage)));
-  const auto keys = impl.key_set().remove_backend(c10::BackendComponent::CPUBit) |
-      c10::DispatchKeySet(c10::BackendComponent::PrivateUse1Bit);
+  // The backend bit, and the autocast key, which is a key of its own for every backend.
+  const auto keys = (impl.key_set().remove_backend(c10::BackendComponent::CPUBit) -
+                     c10::getAutocastRelatedKeySetFromBackend(c10::BackendComponent::CPUBit)) |
+      c10::DispatchKeySet(c10::BackendComponent::PrivateUse1Bit) |
+      c10::getAutocastRelatedKeySetFromBackend(c10::BackendComponent::PrivateUse1Bit);
   KeySetAccess::replace(impl, keys);
 }
 

@@ -7,6 +7,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/clone.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/ApproximateClock.h>
 
 #include <cstring>
@@ -29,6 +30,9 @@ LaunchCounters& launch_counters() {
 void OpLaunch::bind(const ScannedCall& call, bool outlives_call) {
   entry_ = call.entry;
   bound_ = 0;
+  // Kernels that write ask whether two arguments are one tensor (`out=` given an input, say).
+  same_tensors_ = call.overlaps ? &call.tensors : nullptr;
+  grad_mode_ = c10::GradMode::is_enabled();
   num_threads_ = outlives_call ? at::get_num_threads() : 0;
   stack_.clear();
   stack_.reserve(call.args.size());
@@ -83,6 +87,14 @@ at::Tensor OpLaunch::alias_of(const c10::TensorImpl& source) {
     aliases_.emplace_back();
   }
   auto& alias = aliases_[bound_++];
+  if (C10_UNLIKELY(same_tensors_ != nullptr)) {
+    for (size_t i = 0; i + 1 < bound_; ++i) {
+      if ((*same_tensors_)[i].impl == &source) {
+        alias = aliases_[i];
+        return at::Tensor(alias);
+      }
+    }
+  }
   point_alias(alias, source);
   return at::Tensor(alias);
 }
@@ -117,6 +129,7 @@ void OpLaunch::call_kernel() {
 
 void OpLaunch::run() {
   memory::DeviceAccess access;
+  c10::AutoGradMode grad_mode(grad_mode_);
   if (C10_UNLIKELY(at::get_num_threads() != num_threads_)) {
     at::set_num_threads(num_threads_); // what the thread that made the call had set; results may depend on it
   }

@@ -49,11 +49,13 @@ class OpLaunch final : public LaunchPayload {
   // Kept between uses: taking a TensorImpl out of here is much cheaper than making one.
   std::vector<c10::intrusive_ptr<c10::TensorImpl>> aliases_;
   size_t bound_ = 0;
+  const c10::SmallVectorImpl<TensorArg>* same_tensors_ = nullptr; // while binding, when two arguments share memory
   std::vector<memory::PreparedBlock> prepared_;
   std::vector<int32_t> prepared_of_spec_; // index into prepared_, or -1
   PhiloxState philox_;
   bool random_ = false;
   int num_threads_ = 0;
+  bool grad_mode_ = false; // kernels for training may ask (oneDNN's RNN layers do)
 };
 
 // Counters that tests and the profiler read.

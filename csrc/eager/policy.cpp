@@ -145,7 +145,7 @@ bool launch_whole(std::string_view base, std::string_view overload) {
   static const Names whole{
       "_convolution", "convolution", "convolution_backward", "native_layer_norm_backward", "silu_backward", "zero_", "embedding", "embedding_dense_backward", "celu", "celu_",
       "selu", "relu6", "logsumexp", "var_mean", "std_mean", "trace", "count_nonzero", "masked_fill",
-      "native_group_norm", "repeat", "slice_backward", "select_backward", "diagonal_backward", "unfold_backward",
+      "native_group_norm", "repeat", "mode", "slice_backward", "select_backward", "diagonal_backward", "unfold_backward",
       "_softmax_backward_data", "constant_pad_nd", "roll", "rot90", "flip", "binary_cross_entropy_with_logits"};
   if (base.starts_with("_foreach_")) {
     return true;

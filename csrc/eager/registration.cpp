@@ -1,6 +1,7 @@
 // What is registered with PyTorch's dispatcher for neuron. No logic here: each line names where it is.
 #include "eager/registration.h"
 
+#include "device/config.h"
 #include "eager/boxed_kernel.h"
 #include "eager/copy.h"
 #include "eager/factories.h"
@@ -24,6 +25,19 @@
 
 namespace neuron::eager {
 
+namespace {
+
+// `p.data = other` between CPU and neuron: what module.to("neuron") does, so that tied parameters stay tied and
+// optimizers keep theirs.
+bool can_swap_data(const at::Tensor& self, const at::Tensor& from) {
+  const auto dense = [](const at::Tensor& tensor) {
+    return tensor.layout() == c10::kStrided && (tensor.is_cpu() || tensor.is_privateuseone());
+  };
+  return dense(self) && dense(from);
+}
+
+} // namespace
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&boxed_kernel>());
 }
@@ -33,8 +47,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty_strided", &empty_strided);
   m.impl("resize_", &resize_);
   m.impl("set_.source_Storage_storage_offset", &set_storage);
+  m.impl("set_.source_Storage", &set_whole_storage);
   m.impl("set_.source_Tensor", &at::native::set_tensor_);
   m.impl("set_", &set_empty);
+  m.impl("_has_compatible_shallow_copy_type", &can_swap_data);
 
   m.impl("as_strided", &at::native::as_strided_tensorimpl);
   m.impl("view", &at::native::view);
@@ -54,7 +70,11 @@ namespace {
 // Operators that have a composite kernel would never reach the fallback. Those that the CPU has a kernel of its own for
 // must take it, or their results would be rounded differently; others are launched whole because their parts need not
 // be seen.
-void register_composites(torch::Library& library) {
+void register_composites() {
+  // Never destroyed: deregistering at exit would race with what still runs.
+  static auto* const library = new torch::Library(
+      torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  register_typed_kernels(*library);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (!name.name.starts_with("aten::")) {
@@ -73,7 +93,7 @@ void register_composites(torch::Library& library) {
     if (((explicit_composite || implicit_composite) && own_host_kernel) ||
         (explicit_composite && launch_whole(base, name.overload_name))) {
       const std::string full = name.overload_name.empty() ? base : base + "." + name.overload_name;
-      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&boxed_kernel>());
+      library->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&boxed_kernel>());
     }
   }
 }
@@ -88,11 +108,7 @@ void install() {
   installed = true;
   register_storage_impl();
   memory::install_host_allocator_hook();
-  // Never destroyed: deregistering at exit would race with what still runs.
-  static auto* const library = new torch::Library(
-      torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  register_typed_kernels(*library);
-  register_composites(*library);
+  config::call_at_start(&register_composites); // about a thousand operators: too slow for an import
 }
 
 } // namespace neuron::eager

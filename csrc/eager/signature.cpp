@@ -1,5 +1,8 @@
 #include "eager/signature.h"
 
+#include "memory/storage.h"
+
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -45,6 +48,7 @@ class Scanner {
 
   void run() {
     call_.key.push_back(reinterpret_cast<uint64_t>(&entry_));
+    push(c10::GradMode::is_enabled() ? 1 : 0); // some kernels keep a workspace for the backward pass
     uint32_t index = 0;
     for (const auto& value : call_.args) {
       argument(value, index++);
@@ -127,6 +131,8 @@ class Scanner {
 
   bool on_neuron(const c10::TensorImpl& impl, uint32_t index) {
     if (C10_LIKELY(impl.is_privateuseone() && impl.layout() == c10::kStrided)) {
+      call_.untracked |= tracked(storage_of(impl)) == nullptr;
+      call_.zero_tensors |= impl.key_set().has(c10::DispatchKey::ZeroTensor);
       const auto device = impl.device().index();
       if (first_ == nullptr) {
         first_ = &impl;
@@ -176,7 +182,8 @@ class Scanner {
       for (size_t j = 0; j < call_.tensors.size(); ++j) {
         const auto& other = *call_.tensors[j].impl;
         if (i != j && written.unsafe_storage().unsafeGetStorageImpl() == other.unsafe_storage().unsafeGetStorageImpl()) {
-          push(tagged(kOverlap, i << 16 | j));
+          call_.overlaps = true;
+          push(tagged(kOverlap, uint64_t(&written == &other) << 40 | i << 16 | j));
           push(static_cast<uint64_t>(other.storage_offset() - written.storage_offset()));
         }
       }
@@ -197,7 +204,6 @@ struct Table {
   std::mutex mutex;
   std::unordered_multimap<uint64_t, c10::intrusive_ptr<Record>> records;
   std::atomic<uint64_t> epoch{1};
-  uint64_t next_id = 1;
   uint64_t evictions = 0;
 };
 
@@ -297,6 +303,11 @@ Record* find_record(const KeyWords& key, uint64_t hash) {
   return nullptr;
 }
 
+uint64_t next_record_id() noexcept {
+  static std::atomic<uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
 void store_record(c10::intrusive_ptr<Record> record) {
   auto& all = table();
   std::lock_guard<std::mutex> lock(all.mutex);
@@ -305,7 +316,6 @@ void store_record(c10::intrusive_ptr<Record> record) {
     ++all.evictions;
     all.epoch.fetch_add(1, std::memory_order_acq_rel);
   }
-  record->id = all.next_id++;
   all.records.emplace(record->hash, std::move(record));
 }
 

@@ -35,7 +35,10 @@ struct ScannedCall {
   c10::DeviceIndex device = -1;
   bool keyable = true;       // false: an argument that no key can stand for
   bool host_tensors = false; // a CPU tensor with dimensions
+  bool untracked = false;    // a storage whose uses are not known: a launch on it must not be left pending
   bool host_scalars = false; // a CPU tensor without dimensions
+  bool zero_tensors = false; // a tensor that stands for zeros and has no memory
+  bool overlaps = false;     // an argument that is written shares its storage with another one
   KeyWords key;
 };
 
@@ -79,6 +82,8 @@ struct Record : c10::intrusive_ptr_target {
 uint64_t hash_key(const KeyWords& key) noexcept;
 // The record of a key, or null. Valid on the calling thread until its next call of `find_record`.
 Record* find_record(const KeyWords& key, uint64_t hash);
+// Ids are given before the first run, so that its launch carries one, too.
+uint64_t next_record_id() noexcept;
 void store_record(c10::intrusive_ptr<Record> record);
 
 struct SignatureStats {

@@ -1,5 +1,6 @@
 #include "memory/storage.h"
 
+#include "device/current.h"
 #include "memory/caching_allocator.h"
 #include "stream/stream_pool.h"
 
@@ -26,8 +27,17 @@ c10::intrusive_ptr<c10::StorageImpl> make_neuron_storage(
     // A storage without memory still has a device: the current one, as its allocator would choose.
     data_ptr = allocator->allocate(static_cast<size_t>(size_bytes.guard_int(__FILE__, __LINE__)));
   }
-  return c10::make_intrusive<NeuronStorageImpl>(
+  const auto device = data_ptr.device().index();
+  const auto* const block = data_ptr.get_deleter() == memory::block_deleter()
+      ? static_cast<const memory::Block*>(data_ptr.get_context())
+      : nullptr;
+  auto storage = c10::make_intrusive<NeuronStorageImpl>(
       c10::StorageImpl::use_byte_size_t{}, std::move(size_bytes), std::move(data_ptr), allocator, resizable);
+  if (block != nullptr) {
+    // Launches of the block's former user may still be queued on the stream that it was allocated for.
+    storage->mark_use(current_stream(device), memory::ready_after(block));
+  }
+  return storage;
 }
 
 std::mutex& alias_mutex() {

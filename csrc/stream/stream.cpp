@@ -1,6 +1,7 @@
 #include "stream/stream.h"
 
 #include "device/config.h"
+#include "device/gil.h"
 #include "stream/spin.h"
 #include "trace/ring.h"
 
@@ -74,7 +75,10 @@ Stream::Submission::Submission(Stream& stream) : stream_(stream) {
   config::ensure_started();
   const auto me = std::this_thread::get_id();
   if (stream.submit_owner_.load(std::memory_order_relaxed) != me) {
-    stream.submit_mutex_.lock();
+    if (!stream.submit_mutex_.try_lock()) {
+      // The holder may need the GIL (to keep the user's line of an allocation), so it must not be held while waiting.
+      without_gil([&] { stream.submit_mutex_.lock(); });
+    }
     stream.submit_owner_.store(me, std::memory_order_relaxed);
   }
   ++stream.submit_depth_;

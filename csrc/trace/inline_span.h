@@ -12,9 +12,11 @@ namespace neuron::trace {
 class InlineSpan {
  public:
   // `name` lives as long as the process.
-  InlineSpan(const char* name, c10::DeviceIndex device, c10::StreamId stream) noexcept : on_(enabled()) {
+  InlineSpan(const char* name, c10::DeviceIndex device, c10::StreamId stream, uint64_t signature = 0) noexcept
+      : on_(enabled()) {
     if (C10_UNLIKELY(on_)) {
       record_.name = name;
+      record_.signature = signature;
       record_.device = device;
       record_.stream = static_cast<int32_t>(stream);
       record_.correlation = current_correlation();
@@ -30,9 +32,6 @@ class InlineSpan {
   }
   InlineSpan(const InlineSpan&) = delete;
   InlineSpan& operator=(const InlineSpan&) = delete;
-
-  // A signature that is known only after the launch has run.
-  void set_signature(uint64_t id) noexcept { record_.signature = id; }
 
  private:
   const bool on_;

@@ -13,12 +13,6 @@ from torch_neuronx import _load
 __version__ = "0.1.0"
 
 
-# torch's autoload looks for this name while this module is still being imported: it stays above the import of torch.
-def _autoload() -> None:
-    """Makes the device usable; called by `import torch`. Does not raise: what went wrong is raised on first use."""
-    _load.load()
-
-
 def __getattr__(name: str) -> Any:
     return _load.find_public(name)
 
@@ -27,4 +21,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_load.public_names()})
 
 
-_autoload()
+_load.load()

@@ -1,4 +1,8 @@
-"""Loads the core and registers it with PyTorch, once a process, without ever making `import torch` fail."""
+"""Loads the core and registers it with PyTorch, once a process, without ever making `import torch` fail.
+
+torch's autoload calls `load` here, and not a function of the package: while another thread imports the package and
+waits for torch, this module can be imported, and the package cannot.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class MemoryStats(collections.OrderedDict[str, Any]):
     def __contains__(self, key: object) -> bool:
         return super().__contains__(key) or key in self._nested
 
-    def get(self, key: str, default: Any = None) -> Any:  # type: ignore[override]
+    def get(self, key: str, default: Any = None) -> Any:
         # dict.get does not ask __missing__.
         try:
             return self[key]

@@ -31,8 +31,8 @@ class Placer:
         if isinstance(value, list | tuple):
             return type(value)(self.place(item) for item in value)
         if isinstance(value, dict):
-            return {key: self._device_argument(item) if key == "device" else self.place(item) for key, item in value.items()}
-        if isinstance(value, torch.device):
+            return {key: self.place(item) for key, item in value.items()}
+        if isinstance(value, torch.device | str):
             return self._device_argument(value)
         return value
 

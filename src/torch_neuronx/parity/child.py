@@ -139,7 +139,7 @@ class Watch:
 
 
 def place_in_script() -> str:
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if f"{os.sep}torch{os.sep}" not in name and name != __file__:
@@ -151,7 +151,7 @@ def place_in_script() -> str:
 def run_script(path: str, arguments: list[str]) -> None:
     """As `python path arguments` does, except that relative imports work where the script lies in a package."""
     script = Path(path).resolve()
-    package = []
+    package: list[str] = []
     root = script.parent
     while (root / "__init__.py").exists():
         package.insert(0, root.name)

@@ -28,7 +28,9 @@ _SOURCES = {
 _MANY = 10  # lines shown of a long list
 # A script with one of these chooses its device by itself; a default device would get in its way: for example, a
 # DataLoader that shuffles does not work under one, on any accelerator.
-_CHOOSES_DEVICE = re.compile(r"\bdevice\b|torch\.accelerator|\.(?:cuda|neuron)\(|accelerate")
+_CHOOSES_DEVICE = re.compile(
+    r"""\bdevice\s*=|--device|torch\.device\(|torch\.accelerator|\baccelerate\b|["'](?:cuda|neuron)\b|\.(?:cuda|neuron)\("""
+)
 
 _EPILOG = f"""\
 {DEVICE_PLACEHOLDER} in an argument of the script stands for the device:

@@ -86,16 +86,16 @@ def compare(
     kinds = dict.fromkeys(kind for run in (first, second) for kind, _, _ in run.records)
     # Losses come first: of many differences, the first loss that differs is the one to look at.
     for source in [*sorted(kinds, key=lambda kind: kind != "loss"), "stdout", "stderr"]:
-        sides = [_said(run, source, reader) for run in (first, second)]
-        for run, side, other in ((first, *sides), (second, *reversed(sides))):
+        said, other_said = (_said(run, source, reader) for run in (first, second))
+        is_failure = source != WARNING_STREAM
+        for device, side, other in ((first.device, said, other_said), (second.device, other_said, said)):
+            alone = [value for key, value in side.items() if key not in other]
             comparison.unmatched += [
-                Unmatched(value.where, run.device, _shortened(value.text), is_failure=source != WARNING_STREAM)
-                for key, value in side.items()
-                if key not in other
+                Unmatched(value.where, device, _shortened(value.text), is_failure) for value in alone
             ]
-        for key, value in sides[0].items():
-            if key in sides[1]:
-                _compare_values(comparison, source, value, sides[1][key], tolerance)
+        for key, value in said.items():
+            if key in other_said:
+                _compare_values(comparison, source, value, other_said[key], tolerance)
     return comparison
 
 

@@ -96,9 +96,19 @@ def _run_in(folder: Path, device: str, job: Job) -> DeviceRun:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         seconds = time.perf_counter() - start
-        texts = [(file.seek(0), file.read().decode(errors="replace"))[1] for file in (stdout, stderr)]
+        for file in (stdout, stderr):
+            file.seek(0)
+        said, said_aside = (file.read().decode(errors="replace") for file in (stdout, stderr))
     result = json.loads(result_file.read_text()) if result_file.exists() else {"bytes_allocated": 0}
-    return DeviceRun(device, exit_code, seconds, *texts, list(records.read(record_file)), result["bytes_allocated"])
+    return DeviceRun(
+        device=device,
+        exit_code=exit_code,
+        seconds=seconds,
+        stdout=said,
+        stderr=said_aside,
+        records=list(records.read(record_file)),
+        bytes_allocated=result["bytes_allocated"],
+    )
 
 
 def _environment(device: str, job: Job, record_file: Path) -> dict[str, str]:

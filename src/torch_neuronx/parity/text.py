@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 _NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
-# In a printed tensor; on the CPU there is nothing in its place.
-_DEVICE_OF_TENSOR = re.compile(r", device='\w+(?::\d+)?'")
+# In a printed tensor, sometimes on a line of its own; on the CPU there is nothing in its place.
+_DEVICE_OF_TENSOR = re.compile(r",\s+device='\w+(?::\d+)?'")
 
 # What differs from run to run on the same device, or names the device. Matches are cut out of a line.
 DEFAULT_IGNORE = (
@@ -58,7 +58,7 @@ class LineReader:
     def read(self, output: str) -> list[Line]:
         """All lines that are not empty after the cuts. Of a progress bar, its last state."""
         lines = []
-        for number, raw in enumerate(output.split("\n"), start=1):
+        for number, raw in enumerate(_DEVICE_OF_TENSOR.sub("", output).split("\n"), start=1):
             # A terminal shows what was written after the last carriage return.
             shown = next((part for part in reversed(raw.split("\r")) if part.strip()), "")
             line = self.read_line(shown, number)
