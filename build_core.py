@@ -10,6 +10,7 @@ NEURON_BUILD_SANITIZE (address: ASan and UBSan; thread: TSan).
 from __future__ import annotations
 
 import argparse
+import fcntl
 import functools
 import os
 import re
@@ -205,7 +206,10 @@ def build() -> None:
     environment = {"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1", **os.environ}
     jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)
     command = [_find_ninja(), "-f", str(ninja_file), "-j", jobs]
-    if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0:
+    with open(ROOT / variant.build_dir / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two builds at once would write the same files
+        status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    if status != 0:
         raise SystemExit("build_core: the C++ core failed to build; the first error above says why")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -321,7 +322,7 @@ def test_synchronize_waits_for_all_streams_of_the_device() -> None:
 def test_record_stream() -> None:
     side = neuron.Stream()
     x = torch.full((1024,), 3.0, device="neuron")
-    learn(lambda: x + 1)
+    learn(functools.partial(torch.add, x, 1))
     with neuron.stream(side):
         neuron._sleep(200 * MILLISECOND)
         y = x + 1

@@ -1,4 +1,5 @@
-// Python access to the eager layer: which operators ran and where, launch counters, and the user's line for late errors.
+// Python access to the eager layer: which operators ran and where, launch counters, and the user's line for late
+// errors.
 #include "bindings/bindings.h"
 
 #include "eager/boxed_kernel.h"
@@ -7,6 +8,7 @@
 #include "eager/op_launch.h"
 #include "eager/registration.h"
 #include "eager/signature.h"
+#include "eager/thread_count.h"
 #include "stream/stream.h"
 #include "stream/stream_pool.h"
 
@@ -88,9 +90,9 @@ void set_hand_off(const std::string& when) {
       when == "measured" || when == "always" || when == "never", "hand-off is one of measured, always and never, not ",
       when);
   eager::set_hand_off(
-      when == "always"      ? eager::HandOff::Always
-          : when == "never" ? eager::HandOff::Never
-                            : eager::HandOff::Measured);
+      when == "always"  ? eager::HandOff::Always
+      : when == "never" ? eager::HandOff::Never
+                        : eager::HandOff::Measured);
 }
 
 py::dict launch_statistics() {
@@ -118,6 +120,7 @@ void bind_eager(py::module& module) {
   module.def("_set_hand_off", &set_hand_off);
   module.def("_set_fallbacks_forbidden", &eager::set_fallbacks_forbidden);
   module.def("_fallbacks_forbidden", &eager::fallbacks_forbidden);
+  module.def("_set_num_threads", &eager::set_thread_count);
   module.def("_shutdown", [] {
     py::gil_scoped_release no_gil;
     stop_all_streams();

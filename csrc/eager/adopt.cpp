@@ -170,7 +170,8 @@ c10::intrusive_ptr<NeuronStorageImpl> Adopter::take_memory(const c10::StorageImp
   const size_t nbytes = host.nbytes();
   const void* const data = host.data_ptr().get();
   memory::Allocation target;
-  if (auto* const block = const_cast<memory::PreparedBlock*>(record_ != nullptr ? launch_.prepared_for(spec_) : nullptr);
+  if (auto* const block =
+          const_cast<memory::PreparedBlock*>(record_ != nullptr ? launch_.prepared_for(spec_) : nullptr);
       block != nullptr && block->nbytes == nbytes) {
     target = std::exchange(block->allocation, memory::Allocation{});
   } else if (nbytes > 0) {

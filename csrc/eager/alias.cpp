@@ -56,8 +56,8 @@ at::Tensor AliasPool::alias(const at::Tensor& tensor) {
 }
 
 const c10::DispatchKeySet& keys_above_kernels() {
-  static const c10::DispatchKeySet keys = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-      c10::autocast_dispatch_keyset |
+  static const c10::DispatchKeySet keys =
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
   return keys;
 }

@@ -26,7 +26,8 @@ at::Tensor stand_in(const at::Tensor& tensor) {
 int64_t fused_sdp_choice(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
     double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
-  const auto host_mask = mask.has_value() && mask->defined() ? std::optional<at::Tensor>(stand_in(*mask)) : std::nullopt;
+  const auto host_mask =
+      mask.has_value() && mask->defined() ? std::optional<at::Tensor>(stand_in(*mask)) : std::nullopt;
   return at::native::_fused_sdp_choice_cpp(
       stand_in(query), stand_in(key), stand_in(value), host_mask, dropout_p, is_causal, scale, enable_gqa);
 }

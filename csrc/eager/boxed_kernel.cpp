@@ -198,15 +198,14 @@ class PromisedResults {
       case TensorSpec::Kind::View: {
         const auto& viewed = *source(spec).impl;
         return make_tensor(
-            share(storage_of(viewed)), spec.dtype, spec.sizes,
-            spec.strides, viewed.storage_offset() + spec.offset);
+            share(storage_of(viewed)), spec.dtype, spec.sizes, spec.strides, viewed.storage_offset() + spec.offset);
       }
       case TensorSpec::Kind::Fresh:
         break;
     }
-    c10::intrusive_ptr<c10::StorageImpl> storage = spec.source >= 0
-        ? share(storage_of(*tensors_[static_cast<size_t>(spec.source)].unsafeGetTensorImpl()))
-        : c10::intrusive_ptr<c10::StorageImpl>(allocate_storage(spec.nbytes, call_.device, stream_));
+    c10::intrusive_ptr<c10::StorageImpl> storage =
+        spec.source >= 0 ? share(storage_of(*tensors_[static_cast<size_t>(spec.source)].unsafeGetTensorImpl()))
+                         : c10::intrusive_ptr<c10::StorageImpl>(allocate_storage(spec.nbytes, call_.device, stream_));
     return make_tensor(std::move(storage), spec.dtype, spec.sizes, spec.strides, spec.offset);
   }
 
@@ -264,7 +263,9 @@ bool worth_enqueueing(const ScannedCall& call, const Record& record, const Strea
 
 torch::jit::Stack run_foreign(const ScannedCall& call, Stream& stream) {
   // The kernel may be Python and wait for the GIL, so the stream is drained but not held.
-  { Stream::Submission(stream).drain(); }
+  {
+    Stream::Submission(stream).drain();
+  }
   note_fallback(*call.entry, "the operator has no neuron kernel; its CPU kernel ran on the device's memory");
   return run_inline(call, stream, {}, nullptr);
 }

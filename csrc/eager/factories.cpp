@@ -36,7 +36,8 @@ Placement placement(
 
 at::Tensor finish_empty(at::Tensor tensor) {
   if (C10_UNLIKELY(
-          at::globalContext().deterministicAlgorithms() && at::globalContext().deterministicFillUninitializedMemory())) {
+          at::globalContext().deterministicAlgorithms() &&
+          at::globalContext().deterministicFillUninitializedMemory())) {
     at::native::fill_empty_deterministic_(tensor);
   }
   return tensor;
@@ -95,12 +96,12 @@ const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size, std::op
     }
   }
   if (format.has_value()) {
-    TORCH_CHECK(
-        *format != c10::MemoryFormat::Preserve, "Unsupported memory format ", c10::MemoryFormat::Preserve);
+    TORCH_CHECK(*format != c10::MemoryFormat::Preserve, "Unsupported memory format ", c10::MemoryFormat::Preserve);
     impl->empty_tensor_restride(*format);
   }
   if (C10_UNLIKELY(
-          at::globalContext().deterministicAlgorithms() && at::globalContext().deterministicFillUninitializedMemory())) {
+          at::globalContext().deterministicAlgorithms() &&
+          at::globalContext().deterministicFillUninitializedMemory())) {
     at::native::fill_resize_deterministic_(self, static_cast<int64_t>(old_nbytes));
   }
   return self;

@@ -42,11 +42,10 @@ at::Generator launch_generator(const PhiloxState& state) {
 }
 
 PhiloxState reserve_for_launch(const std::optional<at::Generator>& generator, c10::DeviceIndex device) {
-  const at::Generator& chosen =
-      generator.has_value() && generator->defined() ? *generator : default_generator(device);
+  const at::Generator& chosen = generator.has_value() && generator->defined() ? *generator : default_generator(device);
   TORCH_CHECK(
-      chosen.device().type() == c10::DeviceType::PrivateUse1, "Expected a 'neuron' device type for generator but found '",
-      chosen.device().type(), "'");
+      chosen.device().type() == c10::DeviceType::PrivateUse1,
+      "Expected a 'neuron' device type for generator but found '", chosen.device().type(), "'");
   return static_cast<NeuronGenerator*>(chosen.unsafeGetGeneratorImpl())->reserve(kOffsetPerLaunch);
 }
 

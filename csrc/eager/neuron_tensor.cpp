@@ -20,8 +20,8 @@ struct KeySetAccess : c10::TensorImpl {
 c10::intrusive_ptr<NeuronStorageImpl> make_storage(
     const memory::Allocation& allocation, size_t nbytes, c10::DeviceIndex device, Stream& stream) {
   auto data_ptr = allocation.block != nullptr
-      ? memory::wrap(allocation, device)
-      : c10::DataPtr(nullptr, c10::Device(c10::DeviceType::PrivateUse1, device));
+                      ? memory::wrap(allocation, device)
+                      : c10::DataPtr(nullptr, c10::Device(c10::DeviceType::PrivateUse1, device));
   auto storage = c10::make_intrusive<NeuronStorageImpl>(
       c10::StorageImpl::use_byte_size_t{}, c10::SymInt(static_cast<int64_t>(nbytes)), std::move(data_ptr),
       &memory::device_allocator(), /*resizable=*/true);
@@ -65,8 +65,8 @@ void turn_into_neuron(const at::Tensor& tensor, c10::intrusive_ptr<c10::StorageI
   // The backend bit, and the autocast key, which is a key of its own for every backend.
   const auto keys = (impl.key_set().remove_backend(c10::BackendComponent::CPUBit) -
                      c10::getAutocastRelatedKeySetFromBackend(c10::BackendComponent::CPUBit)) |
-      c10::DispatchKeySet(c10::BackendComponent::PrivateUse1Bit) |
-      c10::getAutocastRelatedKeySetFromBackend(c10::BackendComponent::PrivateUse1Bit);
+                    c10::DispatchKeySet(c10::BackendComponent::PrivateUse1Bit) |
+                    c10::getAutocastRelatedKeySetFromBackend(c10::BackendComponent::PrivateUse1Bit);
   KeySetAccess::replace(impl, keys);
 }
 

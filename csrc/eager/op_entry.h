@@ -4,8 +4,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <atomic>
-#include <functional>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,17 +21,17 @@ struct OpEntry {
 
   // Bit i stands for argument i; arguments past 63 count as neither.
   uint64_t mutable_args = 0;
-  uint64_t free_scalars = 0; // numbers whose value can neither shape the result nor be refused at the call
+  uint64_t free_scalars = 0;         // numbers whose value can neither shape the result nor be refused at the call
   std::vector<int8_t> return_is_arg; // for each return: the argument that it is (in-place and out= forms), or -1
   int8_t generator_arg = -1;
 
   // Policy; see policy.h.
-  bool always_inline = false;    // the shape of a result depends on data, or the result is a host value
-  bool random = false;           // draws from a generator
-  bool fails_late = false;       // data can make the kernel raise: remember the user's line
-  bool host_operands = false;    // takes CPU tensors next to neuron tensors
-  bool foreign = false;          // not PyTorch's own: its CPU kernel may be Python and need the GIL
-  int8_t host_result = -1;       // this return stays on the CPU
+  bool always_inline = false; // the shape of a result depends on data, or the result is a host value
+  bool random = false;        // draws from a generator
+  bool fails_late = false;    // data can make the kernel raise: remember the user's line
+  bool host_operands = false; // takes CPU tensors next to neuron tensors
+  bool foreign = false;       // not PyTorch's own: its CPU kernel may be Python and need the GIL
+  int8_t host_result = -1;    // this return stays on the CPU
 
   std::atomic<uint64_t> calls{0};
   std::atomic<uint64_t> fallbacks{0};

@@ -2,9 +2,9 @@
 
 #include "eager/alias.h"
 #include "eager/launch_generator.h"
+#include "eager/thread_count.h"
 #include "memory/guard_pages.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/clone.h>
 #include <c10/core/GradMode.h>
@@ -33,7 +33,6 @@ void OpLaunch::bind(const ScannedCall& call, bool outlives_call) {
   // Kernels that write ask whether two arguments are one tensor (`out=` given an input, say).
   same_tensors_ = call.overlaps ? &call.tensors : nullptr;
   grad_mode_ = c10::GradMode::is_enabled();
-  num_threads_ = outlives_call ? at::get_num_threads() : 0;
   stack_.clear();
   stack_.reserve(call.args.size());
   for (const auto& value : call.args) {
@@ -120,6 +119,7 @@ void OpLaunch::call_kernel() {
       stack_[static_cast<size_t>(entry_->generator_arg)] = launch_generator(philox_);
     }
   }
+  follow_thread_count();
   const auto start = c10::getApproximateTime();
   entry_->op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
   if (record_) {
@@ -130,9 +130,6 @@ void OpLaunch::call_kernel() {
 void OpLaunch::run() {
   memory::DeviceAccess access;
   c10::AutoGradMode grad_mode(grad_mode_);
-  if (C10_UNLIKELY(at::get_num_threads() != num_threads_)) {
-    at::set_num_threads(num_threads_); // what the thread that made the call had set; results may depend on it
-  }
   {
     memory::KernelMemory kernel_memory(prepared_.data(), prepared_.size());
     call_kernel();
@@ -141,7 +138,8 @@ void OpLaunch::run() {
   for (size_t r = 0; r < record_->returns.size(); ++r) {
     if (record_->returns[r].is_list) {
       const auto items = stack_[r].toListRef();
-      TORCH_INTERNAL_ASSERT(items.size() == record_->returns[r].count, entry_->name, ": result list changed its length");
+      TORCH_INTERNAL_ASSERT(
+          items.size() == record_->returns[r].count, entry_->name, ": result list changed its length");
       for (const auto& item : items) {
         check_result(spec++, item.toTensor());
       }

@@ -22,7 +22,10 @@ class OpLaunch final : public LaunchPayload {
   // memory is not owned.
   void expect(size_t spec, const memory::Allocation& memory);
   void set_record(c10::intrusive_ptr<Record> record) { record_ = std::move(record); }
-  void set_random(const PhiloxState& state) { philox_ = state; random_ = true; }
+  void set_random(const PhiloxState& state) {
+    philox_ = state;
+    random_ = true;
+  }
 
   // Calls the host kernel; afterwards the stack holds its results. Used inline, where the caller adopts them.
   void call_kernel();
@@ -54,7 +57,6 @@ class OpLaunch final : public LaunchPayload {
   std::vector<int32_t> prepared_of_spec_; // index into prepared_, or -1
   PhiloxState philox_;
   bool random_ = false;
-  int num_threads_ = 0;
   bool grad_mode_ = false; // kernels for training may ask (oneDNN's RNN layers do)
 };
 

@@ -72,8 +72,8 @@ namespace {
 // be seen.
 void register_composites() {
   // Never destroyed: deregistering at exit would race with what still runs.
-  static auto* const library = new torch::Library(
-      torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* const library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   register_typed_kernels(*library);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {

@@ -18,8 +18,8 @@ namespace {
 bool host_would_fuse(const at::Tensor& input, at::TensorList state, at::TensorList params) {
   const bool has_projections = state[0].sym_size(2) != state[1].sym_size(2);
   return at::globalContext().userEnabledMkldnn() && input.scalar_type() == at::kFloat && input.numel() != 0 &&
-      !has_projections &&
-      std::all_of(params.begin(), params.end(), [](const at::Tensor& p) { return p.is_privateuseone(); });
+         !has_projections &&
+         std::all_of(params.begin(), params.end(), [](const at::Tensor& p) { return p.is_privateuseone(); });
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(
@@ -36,8 +36,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(
         batch_first);
     return {std::move(output), std::move(hy), std::move(cy)};
   }
-  return at::native::lstm(
-      input, state, params, has_biases, num_layers, dropout_p, train, bidirectional, batch_first);
+  return at::native::lstm(input, state, params, has_biases, num_layers, dropout_p, train, bidirectional, batch_first);
 }
 
 } // namespace

@@ -118,10 +118,9 @@ class Scanner {
     const bool on_host = !on_neuron(*impl, index);
     call_.tensors.push_back({impl, index, on_host});
     push(tagged(
-        kTensor,
-        uint64_t(c10::typeMetaToScalarType(impl->dtype())) | uint64_t(impl->dim()) << 8 |
-            uint64_t(impl->is_conj()) << 25 | uint64_t(impl->is_neg()) << 26 | uint64_t(on_host) << 27 |
-            uint64_t(impl->is_wrapped_number()) << 28));
+        kTensor, uint64_t(c10::typeMetaToScalarType(impl->dtype())) | uint64_t(impl->dim()) << 8 |
+                     uint64_t(impl->is_conj()) << 25 | uint64_t(impl->is_neg()) << 26 | uint64_t(on_host) << 27 |
+                     uint64_t(impl->is_wrapped_number()) << 28));
     const auto sizes = impl->sizes();
     call_.key.append(sizes.begin(), sizes.end());
     // Also for contiguous tensors: the strides of dimensions of size one can decide the layout of a result.
@@ -151,8 +150,7 @@ class Scanner {
           impl.device(), "! (", entry_.name, ")");
     }
     if (impl.dim() == 0) {
-      TORCH_CHECK(
-          !entry_.is_mutable(index), entry_.name, ": the output is on cpu while other tensors are on neuron");
+      TORCH_CHECK(!entry_.is_mutable(index), entry_.name, ": the output is on cpu while other tensors are on neuron");
       call_.host_scalars = true;
       return false;
     }
@@ -181,7 +179,8 @@ class Scanner {
       const auto& written = *call_.tensors[i].impl;
       for (size_t j = 0; j < call_.tensors.size(); ++j) {
         const auto& other = *call_.tensors[j].impl;
-        if (i != j && written.unsafe_storage().unsafeGetStorageImpl() == other.unsafe_storage().unsafeGetStorageImpl()) {
+        if (i != j &&
+            written.unsafe_storage().unsafeGetStorageImpl() == other.unsafe_storage().unsafeGetStorageImpl()) {
           call_.overlaps = true;
           push(tagged(kOverlap, uint64_t(&written == &other) << 40 | i << 16 | j));
           push(static_cast<uint64_t>(other.storage_offset() - written.storage_offset()));
@@ -226,7 +225,7 @@ ThreadCache& thread_cache() {
 
 bool same_key(const Record& record, const KeyWords& key) noexcept {
   return record.key.size() == key.size() &&
-      std::memcmp(record.key.data(), key.data(), key.size() * sizeof(uint64_t)) == 0;
+         std::memcmp(record.key.data(), key.data(), key.size() * sizeof(uint64_t)) == 0;
 }
 
 } // namespace

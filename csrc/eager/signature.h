@@ -52,9 +52,10 @@ struct TensorSpec {
   bool conj = false;
   bool neg = false;
   int32_t ordinal = -1; // Fresh: which allocation of the kernel it is; -1 when that is not known
-  int32_t source = -1;  // Arg, View: index into ScannedCall::tensors; Fresh: index of an earlier spec whose storage it shares
-  size_t nbytes = 0;    // Fresh: size of the storage
-  int64_t offset = 0;   // Fresh: storage offset; View: relative to the source's offset
+  int32_t source =
+      -1; // Arg, View: index into ScannedCall::tensors; Fresh: index of an earlier spec whose storage it shares
+  size_t nbytes = 0;  // Fresh: size of the storage
+  int64_t offset = 0; // Fresh: storage offset; View: relative to the source's offset
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
 };
@@ -71,7 +72,7 @@ struct Record : c10::intrusive_ptr_target {
   bool inline_only = false; // the results can't be described by specs
   std::vector<ReturnSpec> returns;
   std::vector<TensorSpec> specs;
-  std::vector<uint32_t> own_memory; // specs that get a block of their own, in the order in which the kernel allocates
+  std::vector<uint32_t> own_memory;   // specs that get a block of their own, in the order in which the kernel allocates
   std::atomic<uint32_t> run_ticks{0}; // how long the kernel takes, in ticks of c10's approximate clock; moving average
 
   // Call when all specs are there.

@@ -9,6 +9,7 @@
 #include "eager/neuron_tensor.h"
 #include "eager/op_entry.h"
 #include "eager/op_launch.h"
+#include "eager/thread_count.h"
 #include "memory/guard_pages.h"
 #include "memory/kernel_memory.h"
 #include "memory/storage.h"
@@ -67,7 +68,7 @@ class Eligibility {
     }
     const auto device = impl.device().index();
     eligible_ = eligible_ && (device_ < 0 || device_ == device) && impl.numel() <= kSmallElements &&
-        impl.layout() == c10::kStrided && !impl.is_conj() && !impl.is_neg();
+                impl.layout() == c10::kStrided && !impl.is_conj() && !impl.is_neg();
     device_ = device;
     // Of the last two tensors, so that it is right for mm(a, b), addmm(bias, a, b) and bmm(a, b).
     products_ = elements_ * (impl.dim() > 0 ? impl.size(impl.dim() - 1) : 1);
@@ -76,9 +77,7 @@ class Eligibility {
   template <class T>
   void look_at(const T&) {}
 
-  bool ok(bool is_product) const {
-    return eligible_ && device_ >= 0 && (!is_product || products_ <= kSmallProducts);
-  }
+  bool ok(bool is_product) const { return eligible_ && device_ >= 0 && (!is_product || products_ <= kSmallProducts); }
   c10::DeviceIndex device() const { return device_; }
 
  private:
@@ -103,7 +102,8 @@ at::Tensor& first_tensor(T& first, Rest&...) {
 }
 
 // The result of a kernel in a KernelMemory(device, stream) scope.
-at::Tensor adopt_served(at::Tensor result, memory::KernelMemory& kernel_memory, c10::DeviceIndex device, Stream& stream) {
+at::Tensor adopt_served(
+    at::Tensor result, memory::KernelMemory& kernel_memory, c10::DeviceIndex device, Stream& stream) {
   auto host = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(result.storage().unsafeGetStorageImpl());
   auto& served = kernel_memory.served();
   const size_t nbytes = host->nbytes();
@@ -126,8 +126,8 @@ struct Typed;
 
 template <class Op, class Result, class... Args>
 struct Typed<Op, Result(Args...)> {
-  static constexpr bool is_product = std::is_same_v<Op, at::_ops::mm> || std::is_same_v<Op, at::_ops::addmm> ||
-      std::is_same_v<Op, at::_ops::bmm>;
+  static constexpr bool is_product =
+      std::is_same_v<Op, at::_ops::mm> || std::is_same_v<Op, at::_ops::addmm> || std::is_same_v<Op, at::_ops::bmm>;
 
   static Result call(Args... args) {
     Eligibility eligibility;
@@ -153,6 +153,7 @@ struct Typed<Op, Result(Args...)> {
   static Result run(c10::DeviceIndex device, Stream& stream, Args... args) {
     entry().calls.fetch_add(1, std::memory_order_relaxed);
     launch_counters().inline_runs.fetch_add(1, std::memory_order_relaxed);
+    follow_thread_count();
     AliasPool pool;
     memory::DeviceAccess access;
     c10::impl::ExcludeDispatchKeyGuard below(keys_above_kernels());

@@ -57,9 +57,7 @@ struct HostAllocatorHook final : c10::Allocator {
     return t_scope != nullptr ? &delete_host_or_prepared : g_next->raw_deleter();
   }
 
-  void copy_data(void* dest, const void* src, std::size_t count) const override {
-    g_next->copy_data(dest, src, count);
-  }
+  void copy_data(void* dest, const void* src, std::size_t count) const override { g_next->copy_data(dest, src, count); }
 };
 
 KernelMemory::KernelMemory(PreparedBlock* prepared, size_t count) noexcept

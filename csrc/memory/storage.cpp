@@ -1,5 +1,6 @@
 #include "memory/storage.h"
 
+#include "device/config.h"
 #include "device/current.h"
 #include "memory/caching_allocator.h"
 #include "stream/stream_pool.h"
@@ -29,8 +30,8 @@ c10::intrusive_ptr<c10::StorageImpl> make_neuron_storage(
   }
   const auto device = data_ptr.device().index();
   const auto* const block = data_ptr.get_deleter() == memory::block_deleter()
-      ? static_cast<const memory::Block*>(data_ptr.get_context())
-      : nullptr;
+                                ? static_cast<const memory::Block*>(data_ptr.get_context())
+                                : nullptr;
   auto storage = c10::make_intrusive<NeuronStorageImpl>(
       c10::StorageImpl::use_byte_size_t{}, std::move(size_bytes), std::move(data_ptr), allocator, resizable);
   if (block != nullptr) {
@@ -65,9 +66,10 @@ c10::intrusive_ptr<c10::StorageImpl> NeuronStorageImpl::host_alias() {
   std::lock_guard<std::mutex> lock(alias_mutex());
   alias = host_alias_.load(std::memory_order_acquire);
   if (!fits(alias)) {
-    adopt_host_alias(c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t{}, nbytes(), unowned_host_pointer(memory), c10::GetCPUAllocator(),
-        resizable()));
+    adopt_host_alias(
+        c10::make_intrusive<c10::StorageImpl>(
+            c10::StorageImpl::use_byte_size_t{}, nbytes(), unowned_host_pointer(memory), c10::GetCPUAllocator(),
+            resizable()));
     alias = host_alias_.load(std::memory_order_acquire);
   }
   return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(alias);
@@ -124,6 +126,7 @@ c10::intrusive_ptr<c10::StorageImpl> host_alias(c10::StorageImpl& storage) {
 }
 
 void wait_until_unused(c10::StorageImpl& storage) {
+  config::ensure_started(); // in a forked child the memory is gone
   if (auto* const known = tracked(storage)) {
     known->wait_until_unused();
   } else {

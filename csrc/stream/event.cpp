@@ -30,8 +30,8 @@ void Event::record(Stream& stream) {
   } else {
     LaunchSource source;
     source.name = "neuron::event_record";
-    recording->seq = stream.submit(
-        [recording] { recording->reached_ns.store(steady_now_ns(), std::memory_order_release); }, source);
+    recording->seq =
+        stream.submit([recording] { recording->reached_ns.store(steady_now_ns(), std::memory_order_release); }, source);
   }
   recording_ = std::move(recording);
 }
@@ -58,15 +58,13 @@ void Event::synchronize() const {
 
 double Event::elapsed_ms(const Event& end) const {
   TORCH_CHECK_VALUE(
-      enable_timing_ && end.enable_timing_,
-      "Both events must be created with argument 'enable_timing=True'.");
-  TORCH_CHECK_VALUE(
-      recorded() && end.recorded(), "Both events must be recorded before calculating elapsed time.");
+      enable_timing_ && end.enable_timing_, "Both events must be created with argument 'enable_timing=True'.");
+  TORCH_CHECK_VALUE(recorded() && end.recorded(), "Both events must be recorded before calculating elapsed time.");
   TORCH_CHECK_VALUE(query() && end.query(), "Both events must be completed before calculating elapsed time.");
   return static_cast<double>(
              end.recording_->reached_ns.load(std::memory_order_acquire) -
              recording_->reached_ns.load(std::memory_order_acquire)) /
-      1e6;
+         1e6;
 }
 
 } // namespace neuron

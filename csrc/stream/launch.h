@@ -21,11 +21,11 @@ struct LaunchPayload {
 
 // Where a launch came from, for late errors and for the trace. Plain data; the pointers live as long as the process.
 struct LaunchSource {
-  const char* name = "";            // "aten::add.Tensor", "copy", ...
+  const char* name = "";             // "aten::add.Tensor", "copy", ...
   const void* python_code = nullptr; // interned code object and offset of the user's line, when it was captured
   int32_t python_lasti = 0;
-  uint64_t signature = 0;           // id of the signature record, 0 when there is none
-  uint64_t correlation = 0;         // id that links the CPU op to this launch in a trace
+  uint64_t signature = 0;   // id of the signature record, 0 when there is none
+  uint64_t correlation = 0; // id that links the CPU op to this launch in a trace
 };
 
 } // namespace neuron

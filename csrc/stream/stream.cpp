@@ -249,6 +249,9 @@ void Stream::wait(uint64_t seq) {
 }
 
 void Stream::synchronize() {
+  if (config::in_bad_fork()) {
+    config::ensure_started(); // raises
+  }
   wait(submitted());
   raise_pending_error();
 }
@@ -290,7 +293,7 @@ void Stream::raise_pending_error() {
     return; // another thread raised it
   }
   const std::string context = "\nThe error was raised by an earlier launch on " + unwrap().device().str() + ": " +
-      describe(source) + ". NEURON_LAUNCH_BLOCKING=1 raises errors at the call.";
+                              describe(source) + ". NEURON_LAUNCH_BLOCKING=1 raises errors at the call.";
   try {
     std::rethrow_exception(error);
   } catch (c10::Error& e) {

@@ -15,7 +15,7 @@ namespace neuron {
 namespace {
 
 constexpr size_t kMaxDevices = 128; // c10::DeviceIndex has 8 bits
-constexpr int kPooledStreams = 8; // per device and priority; handed out round robin
+constexpr int kPooledStreams = 8;   // per device and priority; handed out round robin
 
 struct DeviceStreams {
   std::mutex mutex;
@@ -103,6 +103,9 @@ void for_each_stream(c10::DeviceIndex device, const std::function<void(Stream&)>
 }
 
 void synchronize_device(c10::DeviceIndex device) {
+  if (config::in_bad_fork()) {
+    config::ensure_started(); // raises
+  }
   for_each_stream(device, [](Stream& stream) { stream.wait(stream.submitted()); });
   for_each_stream(device, [](Stream& stream) { stream.raise_pending_error(); });
 }

@@ -137,9 +137,8 @@ class device:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    ) -> None:
         _C.exchange_device(self.prev_idx)
-        return False
 
 
 class device_of(device):

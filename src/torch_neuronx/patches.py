@@ -21,6 +21,21 @@ def install() -> None:
     if not installed:
         _name_dlpack_device()
         _wait_before_dlpack_export()
+        _tell_the_thread_count()
+
+
+def _tell_the_thread_count() -> None:
+    # The count belongs to the thread that sets it. Autograd's threads and the executors, which run the device's
+    # kernels, would keep another one, and results can depend on it. Checked on torch 2.13.0.
+    original = torch.set_num_threads
+
+    @functools.wraps(original)
+    def set_num_threads(num: int) -> None:
+        original(num)
+        _C._set_num_threads(num)
+
+    torch.set_num_threads = set_num_threads  # type: ignore[assignment]
+    installed.append("torch.set_num_threads")
 
 
 def _name_dlpack_device() -> None:
@@ -55,8 +70,8 @@ def _wait_before_dlpack_export() -> None:
         return export_function(tensor)
 
     torch.Tensor.__dlpack__ = dlpack  # type: ignore[method-assign]
-    torch.utils.dlpack.to_dlpack = to_dlpack
-    torch.to_dlpack = to_dlpack
+    torch.utils.dlpack.to_dlpack = to_dlpack  # type: ignore[assignment]
+    torch.to_dlpack = to_dlpack  # type: ignore[assignment]
     installed.extend(["torch.Tensor.__dlpack__", "torch.utils.dlpack.to_dlpack", "torch.to_dlpack"])
 
 

@@ -168,7 +168,8 @@ class PairChecker:
     def _place(self, placer: Placer, sample: Any) -> tuple[list[Any], dict[str, Any]]:
         stay = HOST_ARGUMENTS.get(self.op.name, ())
         positional = [
-            value if number in stay else placer.place(value) for number, value in enumerate((sample.input, *sample.args))
+            value if number in stay else placer.place(value)
+            for number, value in enumerate((sample.input, *sample.args))
         ]
         return positional, placer.place(dict(sample.kwargs))
 
@@ -272,7 +273,9 @@ class PairChecker:
                     return value
 
                 result = op(*pytree.tree_map(dual, positional), **pytree.tree_map(dual, keywords))
-                return pytree.tree_map(lambda t: forward_ad.unpack_dual(t) if isinstance(t, torch.Tensor) else t, result)
+                return pytree.tree_map(
+                    lambda t: forward_ad.unpack_dual(t) if isinstance(t, torch.Tensor) else t, result
+                )
 
         def double_backward(device: str) -> Any:
             placer = Placer(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,7 +33,9 @@ class TensorFacts:
         on_cpu = None
         if values:
             on_cpu = tensor.detach().resolve_conj().resolve_neg().cpu() if strided else tensor.detach().cpu().to_dense()
-            on_cpu = on_cpu.clone() if on_cpu.data_ptr() == tensor.data_ptr() and tensor.device.type == "cpu" else on_cpu
+            on_cpu = (
+                on_cpu.clone() if on_cpu.data_ptr() == tensor.data_ptr() and tensor.device.type == "cpu" else on_cpu
+            )
         return TensorFacts(
             shape=tuple(tensor.shape),
             stride=tuple(tensor.stride()) if strided else (),
@@ -66,10 +69,8 @@ def observe(call: Callable[[], Any], synchronize: Callable[[], None], *, values:
         synchronize()
     except Exception as error:
         failed = error.with_traceback(None)
-        try:
+        with contextlib.suppress(Exception):
             synchronize()  # what else was pending must not be seen by the next call
-        except Exception:  # noqa: S110 - the first error is the one that counts
-            pass
         return Outcome(error=failed)
     return Outcome(leaves=facts, structure=structure)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from .report import failure_line, print_report, write_report
 
-UNIT_TIMEOUT_S = 180
+UNIT_TIMEOUT_S = 300
 START_TIMEOUT_S = 300
 MODES = ("blocking", "async")
 
@@ -31,7 +31,11 @@ class Worker:
 
     def __init__(self, mode: str, max_samples: int) -> None:
         read_end, write_end = os.pipe()
-        environment = {**os.environ, "NEURON_LAUNCH_BLOCKING": "1" if mode == "blocking" else "0", "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "NEURON_LAUNCH_BLOCKING": "1" if mode == "blocking" else "0",
+            "OMP_NUM_THREADS": "1",
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.conformance.worker", str(write_end), str(max_samples)],
             stdin=subprocess.PIPE,
@@ -123,14 +127,21 @@ class Sweep:
         for thread in threads:
             thread.start()
         start = time.monotonic()
+        interactive = sys.stderr.isatty()
+        told = start
         while any(thread.is_alive() for thread in threads):
             for thread in threads:
-                thread.join(timeout=5 / len(threads))
-            done = len(self.results)
-            failed = sum(bool(result["failures"]) for result in self.results)
-            if sys.stderr.isatty():
-                seconds = time.monotonic() - start
-                print(f"\r{done}/{self.total} units, {failed} failed, {seconds:.0f} s", end="", file=sys.stderr)
+                thread.join(timeout=2 / len(threads))
+            now = time.monotonic()
+            if interactive or now - told >= 60:
+                told = now
+                failed = sum(bool(result["failures"]) for result in self.results)
+                text = f"{len(self.results)}/{self.total} pairs, {failed} failed, {now - start:.0f} s"
+                print(
+                    f"\r{text}" if interactive else text, end="" if interactive else "\n", file=sys.stderr, flush=True
+                )
+        if interactive:
+            print(file=sys.stderr)
         return self.results
 
     def _work(self, modes: list[str]) -> None:
@@ -174,9 +185,7 @@ def all_units(pattern: str, dtypes: list[str]) -> list[tuple[int, str, str]]:
     from .checks import dtype_name, pairs
 
     found = [(index, dtype_name(dtype), op_db[index].formatted_name) for index, dtype in pairs(op_db)]
-    return [
-        unit for unit in found if re.search(pattern, unit[2]) and (not dtypes or unit[1] in dtypes)
-    ]
+    return [unit for unit in found if re.search(pattern, unit[2]) and (not dtypes or unit[1] in dtypes)]
 
 
 def main() -> int:

@@ -1,0 +1,136 @@
+"""One test for each kind of bug that the conformance sweep found in the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import forward_ad
+
+from torch_neuronx import _C
+
+HAND_OFFS = ("measured", "never", "always")
+
+
+@pytest.fixture(params=HAND_OFFS)
+def hand_off(request: pytest.FixtureRequest):
+    """Runs a test with launches on the caller's thread and on the executor's."""
+    _C._set_hand_off(request.param)
+    yield request.param
+    torch.neuron.synchronize()
+    _C._set_hand_off("measured")
+
+
+def on_both(make):
+    """The results of `make(device)` on cpu and on neuron, both on the CPU."""
+    return make("cpu"), make("neuron").cpu()
+
+
+# ---- zero tensors of forward-mode differentiation have no memory -------------------------------------------------------
+
+
+def zero_tensor(device: str, *shape: int) -> torch.Tensor:
+    return torch._efficientzerotensor(shape, device=device)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda zero, other: zero * 2.0,
+        lambda zero, other: zero + 1.0,
+        lambda zero, other: torch.dot(zero, other),
+        lambda zero, other: torch.cat([zero, other]),
+        lambda zero, other: zero.clone(),
+        lambda zero, other: other.clone().copy_(zero),
+        lambda zero, other: torch.sort(zero).values,
+        lambda zero, other: torch.stack([zero[1:], other[1:]]),
+    ],
+)
+def test_zero_tensors_are_zeros(hand_off, call) -> None:
+    def run(device: str) -> torch.Tensor:
+        zero = zero_tensor(device, 5)
+        assert zero._is_zerotensor() and zero.device.type == device
+        return call(zero, torch.arange(5.0, device=device))
+
+    expected, actual = on_both(run)
+    assert torch.equal(expected, actual)
+
+
+def test_zero_tensors_cannot_be_written() -> None:
+    with pytest.raises(RuntimeError, match="ZeroTensors are immutable"):
+        zero_tensor("neuron", 3).copy_(torch.ones(3, device="neuron"))
+
+
+def test_forward_mode_of_sgn_has_a_zero_tangent(hand_off) -> None:
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.randn(4, device="neuron"), torch.ones(4, device="neuron"))
+        tangent = forward_ad.unpack_dual(torch.sgn(dual)).tangent
+        assert torch.equal(tangent.cpu(), torch.zeros(4))
+
+
+# ---- transforms hand wrappers without memory to code that chooses a kernel --------------------------------------------
+
+
+def test_vmap_over_attention(hand_off) -> None:
+    def run(device: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        query, key, value = (torch.randn(3, 2, 4, 8, 16).to(device) for _ in range(3))
+        return torch.vmap(F.scaled_dot_product_attention)(query, key, value)
+
+    expected, actual = on_both(run)
+    assert torch.equal(expected, actual)
+
+
+# ---- one tensor given twice is one tensor for the kernel, too ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", "neuron"])
+def test_cat_into_its_own_input_is_refused(hand_off, device) -> None:
+    empty = torch.zeros(0, device=device)
+    with pytest.raises(RuntimeError, match="refer to a single memory location"):
+        torch.cat([empty, torch.ones(4, 6, device=device)], out=empty)
+
+
+def test_triangle_into_its_own_transposed_input(hand_off) -> None:
+    def run(device: str) -> torch.Tensor:
+        matrix = torch.arange(25.0, device=device).reshape(5, 5).t()
+        return torch.tril(matrix, out=matrix)
+
+    for _ in range(2):
+        expected, actual = on_both(run)
+        assert torch.equal(expected, actual)
+
+
+# ---- out= forms whose own kernel knows only PyTorch's devices ------------------------------------------------------------
+
+
+def test_mode_into_given_tensors(hand_off) -> None:
+    values, indices = torch.empty(0, device="neuron"), torch.empty(0, dtype=torch.int64, device="neuron")
+    torch.mode(torch.tensor([[1.0, 2.0, 2.0]], device="neuron"), out=(values, indices))
+    assert values.tolist() == [2.0] and indices.tolist() == [2]
+
+
+# ---- layouts that neuron does not carry ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.ones(3, 3, device="neuron").to_sparse(),
+        lambda: torch.ones(3, 3, device="neuron").to_sparse_csr(),
+        lambda: torch.eye(3).to_sparse().to("neuron"),
+        lambda: torch.eye(3).to_sparse_csr().to("neuron"),
+        lambda: torch.sparse_coo_tensor(
+            torch.zeros(2, 1, dtype=torch.int64, device="neuron"), torch.ones(1, device="neuron"), (3, 3)
+        ),
+        lambda: torch.quantize_per_tensor(torch.ones(3, device="neuron"), 0.1, 0, torch.quint8),
+        lambda: torch.zeros(3, device="neuron", dtype=torch.float32).to_mkldnn(),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="neuron") * 2,
+    ],
+    ids=["to_sparse", "to_sparse_csr", "coo_to_neuron", "csr_to_neuron", "coo", "quantize", "mkldnn", "nested"],
+)
+def test_other_layouts_are_refused_by_name(call) -> None:
+    with pytest.raises((NotImplementedError, RuntimeError)) as info:
+        call()
+        torch.neuron.synchronize()
+    assert isinstance(info.value, NotImplementedError), info.value
