@@ -67,8 +67,8 @@ def test_train_gpt(tmp_path: Path, dtype: str) -> None:
     assert "MiB in use" in output
     results = json.loads((tmp_path / "losses.json").read_text())
     assert len(results["training"]) == 20
-    assert results["training"][-1] < results["training"][0] - 0.5
-    assert results["held_out"] < results["training"][0] - 0.5
+    assert results["training"][-1] < results["training"][0] - 0.1
+    assert results["held_out"] < results["training"][0] - 0.1
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     checkpoint = torch.load(tmp_path / "checkpoint.pt", map_location="cpu", weights_only=True)
     assert checkpoint["config"]["vocabulary_size"] == 200

@@ -127,7 +127,6 @@ def test_mode_into_given_tensors(hand_off) -> None:
         lambda: torch.zeros(3, device="neuron", dtype=torch.float32).to_mkldnn(),
         lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="neuron") * 2,
     ],
-    ids=["to_sparse", "to_sparse_csr", "coo_to_neuron", "csr_to_neuron", "coo", "quantize", "mkldnn", "nested"],
 )
 def test_other_layouts_are_refused_by_name(call) -> None:
     with pytest.raises((NotImplementedError, RuntimeError)) as info:
