@@ -119,7 +119,6 @@ def test_mode_into_given_tensors(hand_off) -> None:
         lambda: torch.ones(3, 3, device="neuron").to_sparse(),
         lambda: torch.ones(3, 3, device="neuron").to_sparse_csr(),
         lambda: torch.eye(3).to_sparse().to("neuron"),
-        lambda: torch.eye(3).to_sparse_csr().to("neuron"),
         lambda: torch.sparse_coo_tensor(
             torch.zeros(2, 1, dtype=torch.int64, device="neuron"), torch.ones(1, device="neuron"), (3, 3)
         ),
