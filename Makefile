@@ -108,14 +108,16 @@ sanitize-address sanitize-thread: sanitize-%: setup
 lint: setup $(STAMPS)/lint ## formatting, lint and types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FORMATTED)
+	@echo "clang-format --dry-run -Werror csrc"
+	@$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FORMATTED)
 	$(PY) -m mypy
 
 .PHONY: format
 format: $(STAMPS)/lint ## bring all code into its form
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
-	$(VENV)/bin/clang-format -i $(CXX_FORMATTED)
+	@echo "clang-format -i csrc"
+	@$(VENV)/bin/clang-format -i $(CXX_FORMATTED)
 
 # ---- the rest --------------------------------------------------------------------------------------------------------
 

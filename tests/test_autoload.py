@@ -36,11 +36,11 @@ def run(code: str, **environment: str) -> str:
 @pytest.mark.parametrize(
     "code",
     [
-        pytest.param("import torch", id="import torch"),
-        pytest.param("import torch_neuronx, torch", id="package first"),
-        pytest.param("import torch, torch_neuronx, importlib; importlib.reload(torch_neuronx)", id="twice"),
+        pytest.param("import torch", id="torch alone"),
+        pytest.param(
+            "import torch_neuronx, torch, importlib; importlib.reload(torch_neuronx)", id="package first, twice"
+        ),
         pytest.param("import torch_neuronx.streams, torch", id="a submodule first"),
-        pytest.param("import importlib; torch = importlib.import_module('torch')", id="importlib"),
     ],
 )
 def test_import(code: str) -> None:
@@ -123,7 +123,6 @@ BROKEN_CORES = {
     "missing": "core is not built",
     "not a library": "core does not load",
     "built for another torch": "built for torch 2.99.0, but torch",
-    "built for another Python": "core does not load",
 }
 
 
@@ -133,9 +132,6 @@ def break_core(package: Path, how: str) -> None:
     elif how == "built for another torch":
         shutil.copy2(PACKAGE / CORE, package / CORE)
         (package / "_built_for.py").write_text('TORCH = "2.99.0"\n')
-    elif how == "built for another Python":
-        # A library without PyInit__C is what the import of another kind of extension sees.
-        shutil.copy2(Path(torch.__file__).parent / "lib" / "libc10.so", package / CORE)
 
 
 @pytest.mark.parametrize("how", BROKEN_CORES)
@@ -185,7 +181,7 @@ def test_broken_core_leaves_torch_working(copied_package: Path, how: str) -> Non
     run(code, PYTHONPATH=str(copied_package.parent))
 
 
-def test_another_backend_has_the_device_type(copied_package: Path) -> None:
+def test_another_backend_has_the_device_type() -> None:
     code = """
         import torch
         torch.utils.rename_privateuse1_backend("other")
@@ -217,4 +213,4 @@ def added_import_ms() -> float:
 
 
 def test_import_time() -> None:
-    assert min(added_import_ms() for _ in range(5)) <= MAX_ADDED_IMPORT_MS
+    assert min(added_import_ms() for _ in range(3)) <= MAX_ADDED_IMPORT_MS

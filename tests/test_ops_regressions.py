@@ -119,6 +119,7 @@ def test_mode_into_given_tensors(hand_off) -> None:
         lambda: torch.ones(3, 3, device="neuron").to_sparse(),
         lambda: torch.ones(3, 3, device="neuron").to_sparse_csr(),
         lambda: torch.eye(3).to_sparse().to("neuron"),
+        lambda: torch.eye(3).to_sparse_csr().to("neuron"),
         lambda: torch.sparse_coo_tensor(
             torch.zeros(2, 1, dtype=torch.int64, device="neuron"), torch.ones(1, device="neuron"), (3, 3)
         ),
@@ -132,3 +133,14 @@ def test_other_layouts_are_refused_by_name(call) -> None:
         call()
         torch.neuron.synchronize()
     assert isinstance(info.value, NotImplementedError), info.value
+
+
+# ---- results whose shape depends on data ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+def test_indexing_with_a_mask_of_the_same_shape_but_other_values(hand_off, dtype) -> None:
+    data = torch.arange(12.0, device="neuron").reshape(4, 3)
+    for mask in ([1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]):
+        selected = data[torch.tensor(mask, dtype=dtype, device="neuron")]
+        assert torch.equal(selected.cpu(), data.cpu()[torch.tensor(mask, dtype=torch.bool)])

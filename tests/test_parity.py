@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,20 +197,42 @@ def test_initialised_on_the_device_in_host_rng_mode(device: torch.device, task: 
         assert torch.equal(parameter.cpu(), other)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_with_any_number_of_threads(device: torch.device, threads: int) -> None:
-    # Wide enough that kernels do split their work between threads; the split changes the order of sums.
+def wide_step(device: torch.device) -> list[Tensor]:
+    """A loss and its gradients of layers so wide that kernels do split their work between threads."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(512, 512), nn.LayerNorm(512), nn.GELU(), nn.Linear(512, 512)).to(device)
+    inputs = torch.randn(256, 512).to(device)
+    loss = model(inputs).square().sum()
+    loss.backward()
+    return [loss.detach().cpu(), *(parameter.grad.cpu() for parameter in model.parameters())]
+
+
+@pytest.fixture
+def thread_count() -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        results = []
-        for place in (torch.device("cpu"), device):
-            torch.manual_seed(0)
-            model = nn.Sequential(nn.Linear(512, 512), nn.LayerNorm(512), nn.GELU(), nn.Linear(512, 512)).to(place)
-            inputs = torch.randn(256, 512).to(place)
-            loss = model(inputs).square().sum()
-            loss.backward()
-            results.append([loss.detach().cpu(), *(parameter.grad.cpu() for parameter in model.parameters())])
-    finally:
-        torch.set_num_threads(before)
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("counts", [(1,), (2,), (2, 1), (1, 2)])
+def test_with_any_number_of_threads(
+    device: torch.device, thread_count: Callable[[int], None], counts: tuple[int, ...]
+) -> None:
+    # How the work is split changes the order of sums, forward and, on threads of autograd's own, backward.
+    for count in counts:
+        thread_count(count)
+        results = [wide_step(torch.device("cpu")), wide_step(device)]
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_a_thread_count_set_in_another_thread_stays_there(
+    device: torch.device, thread_count: Callable[[int], None]
+) -> None:
+    # The thread of a DataLoader that pins memory does this: its copies must not slow down everything else.
+    thread_count(2)
+    thread = threading.Thread(target=torch.set_num_threads, args=(1,))
+    thread.start()
+    thread.join()
+    assert torch.get_num_threads() == 2
+    results = [wide_step(torch.device("cpu")), wide_step(device)]
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

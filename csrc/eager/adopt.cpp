@@ -169,17 +169,23 @@ at::Tensor Adopter::finish_fresh(at::Tensor result, c10::intrusive_ptr<c10::Stor
 c10::intrusive_ptr<NeuronStorageImpl> Adopter::take_memory(const c10::StorageImpl& host) {
   const size_t nbytes = host.nbytes();
   const void* const data = host.data_ptr().get();
+  auto* const meant = const_cast<memory::PreparedBlock*>(record_ != nullptr ? launch_.prepared_for(spec_) : nullptr);
+  auto* const taken = nbytes > 0 ? launch_.prepared_at(data) : nullptr;
   memory::Allocation target;
-  if (auto* const block =
-          const_cast<memory::PreparedBlock*>(record_ != nullptr ? launch_.prepared_for(spec_) : nullptr);
-      block != nullptr && block->nbytes == nbytes) {
-    target = std::exchange(block->allocation, memory::Allocation{});
-  } else if (nbytes > 0) {
+  if (taken != nullptr) {
+    target = std::exchange(taken->allocation, memory::Allocation{});
+    if (meant != nullptr && meant->nbytes == taken->nbytes) {
+      // The kernel allocated in another order than the first time: the other result gets what was meant for this one.
+      std::swap(meant->allocation, taken->allocation);
+    }
+  } else if (meant != nullptr && meant->nbytes == nbytes) {
+    target = std::exchange(meant->allocation, memory::Allocation{});
+  }
+  if (target.ptr == nullptr && nbytes > 0) {
     target = memory::allocate(call_.device, nbytes, stream_);
   }
-  if (nbytes > 0 && target.ptr != data) {
-    TORCH_INTERNAL_ASSERT(
-        memory::device_of(data) < 0, call_.entry->name, ": the result took the memory prepared for another one");
+  if (target.ptr != data && nbytes > 0) {
+    TORCH_INTERNAL_ASSERT(data != nullptr, call_.entry->name, ": a result has no memory");
     std::memcpy(target.ptr, data, nbytes);
     launch_counters().result_copies.fetch_add(1, std::memory_order_relaxed);
   }

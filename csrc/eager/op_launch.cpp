@@ -11,6 +11,7 @@
 #include <c10/util/ApproximateClock.h>
 
 #include <cstring>
+#include <memory>
 
 namespace neuron::eager {
 
@@ -33,6 +34,7 @@ void OpLaunch::bind(const ScannedCall& call, bool outlives_call) {
   // Kernels that write ask whether two arguments are one tensor (`out=` given an input, say).
   same_tensors_ = call.overlaps ? &call.tensors : nullptr;
   grad_mode_ = c10::GradMode::is_enabled();
+  own_thread_count_ = t_own_thread_count;
   stack_.clear();
   stack_.reserve(call.args.size());
   for (const auto& value : call.args) {
@@ -119,7 +121,7 @@ void OpLaunch::call_kernel() {
       stack_[static_cast<size_t>(entry_->generator_arg)] = launch_generator(philox_);
     }
   }
-  follow_thread_count();
+  follow_thread_count(own_thread_count_);
   const auto start = c10::getApproximateTime();
   entry_->op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
   if (record_) {
@@ -147,12 +149,19 @@ void OpLaunch::run() {
       check_result(spec++, stack_[r].toTensor());
     }
   }
+  if (C10_UNLIKELY(!misplaced_.empty())) {
+    move_misplaced();
+  }
 }
 
 void OpLaunch::check_result(size_t index, const at::Tensor& result) {
   const TensorSpec& spec = record_->specs[index];
-  if (spec.kind != TensorSpec::Kind::Fresh) {
+  if (spec.kind == TensorSpec::Kind::Arg || spec.kind == TensorSpec::Kind::View) {
     return; // the caller already has the tensor, and its memory is the one the kernel worked on
+  }
+  if (spec.kind == TensorSpec::Kind::Undefined) {
+    TORCH_CHECK(!result.defined(), entry_->name, ": a result is there that the first call with this signature lacked");
+    return;
   }
   TORCH_CHECK(
       result.defined() && same(result.sizes(), spec.sizes) && same(result.strides(), spec.strides) &&
@@ -164,17 +173,42 @@ void OpLaunch::check_result(size_t index, const at::Tensor& result) {
   if (block == nullptr || block->nbytes == 0) {
     return;
   }
-  const void* const data = result.storage().data();
-  if (C10_UNLIKELY(data != block->allocation.ptr)) {
-    std::memcpy(block->allocation.ptr, data, block->nbytes);
+  if (C10_UNLIKELY(result.storage().data() != block->allocation.ptr)) {
+    TORCH_INTERNAL_ASSERT(result.storage().nbytes() >= block->nbytes, entry_->name, ": a result has too little memory");
+    misplaced_.emplace_back(block, result);
+  }
+}
+
+void OpLaunch::move_misplaced() {
+  // Two results may lie in each other's memory, when the kernel allocated in another order than the first time.
+  std::vector<std::unique_ptr<char[]>> aside;
+  if (misplaced_.size() > 1) {
+    for (const auto& [block, result] : misplaced_) {
+      aside.push_back(std::make_unique<char[]>(block->nbytes));
+      std::memcpy(aside.back().get(), result.storage().data(), block->nbytes);
+    }
+  }
+  for (size_t i = 0; i < misplaced_.size(); ++i) {
+    const auto& [block, result] = misplaced_[i];
+    std::memcpy(block->allocation.ptr, aside.empty() ? result.storage().data() : aside[i].get(), block->nbytes);
     launch_counters().result_copies.fetch_add(1, std::memory_order_relaxed);
   }
+}
+
+memory::PreparedBlock* OpLaunch::prepared_at(const void* data) {
+  for (auto& block : prepared_) {
+    if (block.allocation.ptr == data) {
+      return &block;
+    }
+  }
+  return nullptr;
 }
 
 void OpLaunch::release() noexcept {
   stack_.clear();
   prepared_.clear();
   prepared_of_spec_.clear();
+  misplaced_.clear();
   record_.reset();
   random_ = false;
 }

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
+#include <utility>
 #include <vector>
 
 namespace neuron::eager {
@@ -39,12 +40,15 @@ class OpLaunch final : public LaunchPayload {
   size_t alias_count() const { return bound_; }
   std::vector<memory::PreparedBlock>& prepared() { return prepared_; }
   const memory::PreparedBlock* prepared_for(size_t spec) const;
+  // The prepared block that begins at `data`, or null.
+  memory::PreparedBlock* prepared_at(const void* data);
 
  private:
   at::Tensor alias_of(const c10::TensorImpl& source);
   at::Tensor host_value(const at::Tensor& tensor, bool outlives_call);
   c10::IValue rebind(const c10::IValue& value, bool outlives_call);
   void check_result(size_t spec, const at::Tensor& result);
+  void move_misplaced();
 
   OpEntry* entry_ = nullptr;
   c10::intrusive_ptr<Record> record_;
@@ -55,8 +59,11 @@ class OpLaunch final : public LaunchPayload {
   const c10::SmallVectorImpl<TensorArg>* same_tensors_ = nullptr; // while binding, when two arguments share memory
   std::vector<memory::PreparedBlock> prepared_;
   std::vector<int32_t> prepared_of_spec_; // index into prepared_, or -1
+  // Results that the kernel put elsewhere than in their prepared blocks.
+  std::vector<std::pair<const memory::PreparedBlock*, at::Tensor>> misplaced_;
   PhiloxState philox_;
   bool random_ = false;
+  int own_thread_count_ = 0;
   bool grad_mode_ = false; // kernels for training may ask (oneDNN's RNN layers do)
 };
 

@@ -49,10 +49,8 @@ TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
   m.fallback(refusal<Quantized>());
 }
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("_sparse_compressed_tensor_unsafe", refusal<Sparse>());
-}
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+// The layout that is asked for decides where PyTorch sends this one.
+TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
   m.impl("_sparse_compressed_tensor_unsafe", refusal<Sparse>());
 }
 

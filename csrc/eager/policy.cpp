@@ -86,8 +86,7 @@ const Names& host_operands() {
 
 // Draw numbers without a generator argument.
 const Names& random_without_generator() {
-  static const Names names = words(
-      "native_dropout _sample_dirichlet rrelu");
+  static const Names names = words("native_dropout _sample_dirichlet rrelu");
   return names;
 }
 
@@ -132,6 +131,7 @@ void apply_policy(OpEntry& entry) {
       entry.always_inline = true; // a host value: the caller needs it now
     }
   }
+  entry.masks_select = base == "index" || base == "_unsafe_index";
   entry.random = entry.generator_arg >= 0 || random_without_generator().contains(base);
   entry.fails_late = may_fail_late(base);
   entry.host_operands = entry.foreign || host_operands().contains(base);

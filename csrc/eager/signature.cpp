@@ -2,11 +2,13 @@
 
 #include "memory/storage.h"
 
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
@@ -42,12 +44,31 @@ constexpr uint64_t tagged(Tag tag, uint64_t value = 0) {
       second.device(), "!");
 }
 
+// A number that a dtype can't hold is refused at the call (fill_(300) of int8), so free scalars still differ by how
+// many bits they need; zero for those that every dtype holds.
+uint64_t size_class(int64_t value) {
+  const uint64_t magnitude = static_cast<uint64_t>(value < 0 ? ~value : value);
+  return magnitude <= 127 ? 0 : static_cast<uint64_t>(std::bit_width(magnitude)) << 1 | (value < 0 ? 1 : 0);
+}
+
+uint64_t size_class(double value) {
+  if (std::abs(value) <= 127) {
+    return 0;
+  }
+  if (!std::isfinite(value)) {
+    return 1;
+  }
+  return static_cast<uint64_t>(std::ilogb(value)) << 1 | (value < 0 ? 1 : 0);
+}
+
 class Scanner {
  public:
   explicit Scanner(ScannedCall& call) : call_(call), entry_(*call.entry) {}
 
   void run() {
-    call_.key.push_back(reinterpret_cast<uint64_t>(&entry_));
+    // What integers are promoted to is a setting of the process.
+    const auto default_dtype = static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype()));
+    call_.key.push_back(reinterpret_cast<uint64_t>(&entry_) ^ default_dtype << 56);
     push(c10::GradMode::is_enabled() ? 1 : 0); // some kernels keep a workspace for the backward pass
     uint32_t index = 0;
     for (const auto& value : call_.args) {
@@ -70,9 +91,10 @@ class Scanner {
     } else if (value.isNone()) {
       push(tagged(kNone));
     } else if (value.isInt()) {
-      entry_.is_free_scalar(index) ? push(tagged(kFree, kInt)) : (push(tagged(kInt)), push(uint64_t(value.toInt())));
+      entry_.is_free_scalar(index) ? push(tagged(kFree, size_class(value.toInt()) << 8 | kInt))
+                                   : (push(tagged(kInt)), push(uint64_t(value.toInt())));
     } else if (value.isDouble()) {
-      entry_.is_free_scalar(index) ? push(tagged(kFree, kDouble))
+      entry_.is_free_scalar(index) ? push(tagged(kFree, size_class(value.toDouble()) << 8 | kDouble))
                                    : (push(tagged(kDouble)), push(std::bit_cast<uint64_t>(value.toDouble())));
     } else if (value.isBool()) {
       push(tagged(kBool, value.toBool() ? 1 : 0));
@@ -116,6 +138,10 @@ class Scanner {
       return;
     }
     const bool on_host = !on_neuron(*impl, index);
+    if (C10_UNLIKELY(entry_.masks_select && index == 1)) {
+      const auto dtype = c10::typeMetaToScalarType(impl->dtype());
+      call_.keyable &= dtype != c10::ScalarType::Bool && dtype != c10::ScalarType::Byte;
+    }
     call_.tensors.push_back({impl, index, on_host});
     push(tagged(
         kTensor, uint64_t(c10::typeMetaToScalarType(impl->dtype())) | uint64_t(impl->dim()) << 8 |

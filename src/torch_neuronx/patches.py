@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import threading
 from typing import Any
 
 import torch
@@ -22,20 +23,41 @@ def install() -> None:
         _name_dlpack_device()
         _wait_before_dlpack_export()
         _tell_the_thread_count()
+        _accumulate_losses_as_on_the_cpu()
 
 
 def _tell_the_thread_count() -> None:
-    # The count belongs to the thread that sets it. Autograd's threads and the executors, which run the device's
-    # kernels, would keep another one, and results can depend on it. Checked on torch 2.13.0.
+    # To PyTorch the count belongs to the thread that sets it. Autograd's threads and the executors, which run the
+    # device's kernels, would keep another one, and results can depend on it. Checked on torch 2.13.0.
     original = torch.set_num_threads
 
     @functools.wraps(original)
     def set_num_threads(num: int) -> None:
+        before = torch.get_num_threads()
         original(num)
-        _C._set_num_threads(num)
+        _C._set_num_threads(num, threading.current_thread() is threading.main_thread(), before)
 
     torch.set_num_threads = set_num_threads  # type: ignore[assignment]
     installed.append("torch.set_num_threads")
+
+
+def _accumulate_losses_as_on_the_cpu() -> None:
+    # linear_cross_entropy picks how it splits a batch and in which dtype it adds up by the device's type; for a type
+    # that it does not know it adds up in half precision. Checked on torch 2.13.0.
+    from torch.nn.modules import linear_cross_entropy_options as options
+
+    for device_type, dtype in list(options._AUTO_DEFAULTS):
+        if device_type == "cpu":
+            options._AUTO_DEFAULTS[DEVICE_TYPE, dtype] = options._AUTO_DEFAULTS[device_type, dtype]
+    original = options.LinearCrossEntropyOptions._resolve_auto_acc_dtype
+
+    @functools.wraps(original)
+    def resolve(dtype: torch.dtype, device: torch.device | None) -> torch.dtype | None:
+        on_neuron = device is not None and device.type == DEVICE_TYPE
+        return original(dtype, torch.device("cpu") if on_neuron else device)
+
+    options.LinearCrossEntropyOptions._resolve_auto_acc_dtype = staticmethod(resolve)  # type: ignore[method-assign]
+    installed.append("torch.nn.modules.linear_cross_entropy_options")
 
 
 def _name_dlpack_device() -> None:

@@ -75,8 +75,8 @@ def observe(call: Callable[[], Any], synchronize: Callable[[], None], *, values:
     return Outcome(leaves=facts, structure=structure)
 
 
-def difference(expected: Outcome, actual: Outcome, device_type: str) -> str | None:
-    """What is not the same, in words; None when everything is."""
+def difference(expected: Outcome, actual: Outcome, device_type: str | None) -> str | None:
+    """What is not the same, in words; None when everything is. Results on the CPU are wrong unless `device_type` is None."""
     if expected.error is not None or actual.error is not None:
         return _error_difference(expected.error, actual.error)
     if expected.structure != actual.structure:
@@ -88,21 +88,21 @@ def difference(expected: Outcome, actual: Outcome, device_type: str) -> str | No
     return None
 
 
-def _leaf_difference(left: Any, right: Any, device_type: str) -> str | None:
+def _leaf_difference(left: Any, right: Any, device_type: str | None) -> str | None:
     if not isinstance(left, TensorFacts) or not isinstance(right, TensorFacts):
         same = type(left) is type(right) and (left == right or (left != left and right != right))
         return None if same or _same_device(left, right, device_type) else f"{left!r} became {right!r}"
     for name in ("shape", "dtype", "layout", "stride", "requires_grad", "conj", "neg", "offset"):
         if getattr(left, name) != getattr(right, name):
             return f"{name}: {getattr(left, name)} became {getattr(right, name)}"
-    if right.device_type != device_type and left.device_type == "cpu":
+    if device_type is not None and right.device_type != device_type and left.device_type == "cpu":
         return f"device: on {right.device_type}"
     if left.values is None or right.values is None:
         return None
     return value_difference(left.values, right.values)
 
 
-def _same_device(left: Any, right: Any, device_type: str) -> bool:
+def _same_device(left: Any, right: Any, device_type: str | None) -> bool:
     return isinstance(left, torch.device) and isinstance(right, torch.device) and right.type == device_type
 
 
