@@ -52,10 +52,11 @@ void bind_device(py::module& module) {
 
   module.def(
       "configure",
-      [](int device_count, size_t hbm_bytes, bool launch_blocking) {
-        config::configure({device_count, hbm_bytes, launch_blocking});
+      [](int device_count, size_t hbm_bytes, bool launch_blocking, bool narrow_64bit) {
+        config::configure({device_count, hbm_bytes, launch_blocking, narrow_64bit});
       },
-      py::kw_only(), py::arg("device_count"), py::arg("hbm_bytes"), py::arg("launch_blocking"));
+      py::kw_only(), py::arg("device_count"), py::arg("hbm_bytes"), py::arg("launch_blocking"),
+      py::arg("narrow_64bit") = false);
   module.def("is_configured", &config::is_configured);
   module.def("device_count", [] { return config::get().device_count; });
   module.def("hbm_bytes", [] { return config::get().hbm_bytes; });

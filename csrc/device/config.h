@@ -18,6 +18,7 @@ struct DeviceConfig {
   int device_count = 0;
   size_t hbm_bytes = 0;         // per device
   bool launch_blocking = false; // run every launch on the caller's thread
+  bool narrow_64bit = false;    // 64-bit numbers hold 32 bits, as on the chip
 };
 
 // Throws c10::Error when the device has been used already.

@@ -4,6 +4,7 @@
 #include "device/current.h"
 #include "eager/boxed_kernel.h"
 #include "eager/factories.h"
+#include "eager/narrowing.h"
 #include "eager/neuron_tensor.h"
 #include "memory/guard_pages.h"
 #include "memory/storage.h"
@@ -70,7 +71,7 @@ void between_devices(at::Tensor& self, const at::Tensor& source) {
 
 void from_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   auto& storage = storage_of(*self.unsafeGetTensorImpl());
-  if (tracked(storage) != nullptr && !unused(storage) && !config::get().launch_blocking) {
+  if (tracked(storage) != nullptr && !unused(storage) && !config::get().launch_blocking && !narrowing()) {
     const bool pinned = non_blocking && source.is_pinned();
     if (pinned || source.nbytes() <= kStagedBytes) {
       Stream& stream = current_stream(self.device().index());
@@ -83,7 +84,12 @@ void from_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   }
   wait_until_unused(storage);
   const auto span = inline_span("neuron::copy_host_to_device", self);
-  host_copy(host_view(self), source);
+  const at::Tensor target = host_view(self);
+  host_copy(target, source);
+  if (C10_UNLIKELY(narrowing())) {
+    memory::DeviceAccess access;
+    narrow(target);
+  }
 }
 
 void to_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {

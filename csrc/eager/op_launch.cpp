@@ -2,6 +2,7 @@
 
 #include "eager/alias.h"
 #include "eager/launch_generator.h"
+#include "eager/narrowing.h"
 #include "eager/thread_count.h"
 #include "memory/guard_pages.h"
 
@@ -39,6 +40,13 @@ void OpLaunch::bind(const ScannedCall& call, bool outlives_call) {
   stack_.reserve(call.args.size());
   for (const auto& value : call.args) {
     stack_.push_back(rebind(value, outlives_call));
+  }
+  if (C10_UNLIKELY(narrowing())) {
+    for (size_t t = 0; t < bound_; ++t) {
+      if (aliases_[t] && entry_->is_mutable(call.tensors[t].arg)) {
+        written_.emplace_back(aliases_[t]);
+      }
+    }
   }
 }
 
@@ -124,6 +132,12 @@ void OpLaunch::call_kernel() {
   follow_thread_count(own_thread_count_);
   const auto start = c10::getApproximateTime();
   entry_->op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
+  if (C10_UNLIKELY(narrowing())) {
+    narrow_all(stack_);
+    for (const auto& tensor : written_) {
+      narrow(tensor);
+    }
+  }
   if (record_) {
     record_->note_run_ticks(static_cast<uint64_t>(c10::getApproximateTime() - start));
   }
@@ -206,6 +220,7 @@ memory::PreparedBlock* OpLaunch::prepared_at(const void* data) {
 
 void OpLaunch::release() noexcept {
   stack_.clear();
+  written_.clear();
   prepared_.clear();
   prepared_of_spec_.clear();
   misplaced_.clear();

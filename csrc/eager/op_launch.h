@@ -61,6 +61,7 @@ class OpLaunch final : public LaunchPayload {
   std::vector<int32_t> prepared_of_spec_; // index into prepared_, or -1
   // Results that the kernel put elsewhere than in their prepared blocks.
   std::vector<std::pair<const memory::PreparedBlock*, at::Tensor>> misplaced_;
+  std::vector<at::Tensor> written_; // the arguments that the kernel changes; filled only when they have to be narrowed
   PhiloxState philox_;
   bool random_ = false;
   int own_thread_count_ = 0;

@@ -6,6 +6,7 @@
 #include "device/current.h"
 #include "eager/alias.h"
 #include "eager/boxed_kernel.h"
+#include "eager/narrowing.h"
 #include "eager/neuron_tensor.h"
 #include "eager/op_entry.h"
 #include "eager/op_launch.h"
@@ -132,7 +133,7 @@ struct Typed<Op, Result(Args...)> {
   static Result call(Args... args) {
     Eligibility eligibility;
     (eligibility.look_at(args), ...);
-    if (eligibility.ok(is_product) && !trace::enabled() && !config::get().launch_blocking &&
+    if (eligibility.ok(is_product) && !trace::enabled() && !config::get().launch_blocking && !narrowing() &&
         hand_off() == HandOff::Measured) {
       const auto device = eligibility.device();
       Stream& stream = current_stream(device);

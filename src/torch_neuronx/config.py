@@ -19,6 +19,7 @@ LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 # The runtime's older name for the same setting.
 LNC_ALIAS_VARIABLE = "NEURON_RT_VIRTUAL_CORE_SIZE"
 BLOCKING_VARIABLE = "NEURON_LAUNCH_BLOCKING"
+NARROW_VARIABLE = "TORCH_NEURONX_NARROW_64BIT"
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -32,6 +33,7 @@ class DeviceConfig:
     lnc: int
     core_ids: tuple[int, ...]  # logical core behind each device index, counted over all chips
     launch_blocking: bool
+    narrow_64bit: bool = False  # 64-bit numbers hold 32 bits, as on the chip
 
     @property
     def device_count(self) -> int:
@@ -56,6 +58,7 @@ def read_config(environ: Mapping[str, str] = os.environ) -> DeviceConfig:
         lnc=lnc,
         core_ids=_read_core_ids(environ, chip.devices_per_chip(lnc)),
         launch_blocking=read_bool(environ, BLOCKING_VARIABLE),
+        narrow_64bit=read_bool(environ, NARROW_VARIABLE),
     )
 
 
@@ -74,6 +77,7 @@ def configure_core() -> DeviceConfig:
             device_count=config.device_count,
             hbm_bytes=config.hbm_bytes,
             launch_blocking=config.launch_blocking,
+            narrow_64bit=config.narrow_64bit,
         )
     return config
 
