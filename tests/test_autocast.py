@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.testing._internal.autocast_test_lists import AutocastTestLists
+from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, AutocastTestLists
 
 LOW = [torch.bfloat16, torch.float16]
 
@@ -248,3 +248,68 @@ class TestGradScaler:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert torch.amp.GradScaler("neuron").is_enabled()
+
+
+# ---- host-autocast mode: the CPU's rules -----------------------------------------------------------------------------
+
+
+HOST_CALLS = {
+    "mm": lambda x: x @ x,
+    "softmax is left alone": lambda x: (x @ x).softmax(-1),
+    "sum is left alone": lambda x: (x @ x).sum(),
+    "layer_norm is left alone": lambda x: torch.nn.functional.layer_norm(x @ x, (8,)),
+    "float32": lambda x: torch.nn.functional.mse_loss(x @ x, x),
+    "float32, several results": lambda x: torch.linalg.svd((x @ x) + 8 * torch.eye(8, device=x.device))[1],
+    "widest, a list": lambda x: torch.cat([x @ x, x]),
+    "widest, lower precision": lambda x: torch.stack([x @ x, x @ x]),
+    "banned on accelerators": lambda x: torch.nn.functional.binary_cross_entropy((x @ x).sigmoid(), x.sigmoid()),
+    "convolution": lambda x: torch.nn.functional.conv1d(x[None], x[:, :, None]),
+    "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(*[x[None, None]] * 3),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", HOST_CALLS)
+def test_host_autocast_does_what_the_cpu_does(name: str, dtype: torch.dtype) -> None:
+    values = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+    results = []
+    for device in ("cpu", "neuron"):
+        x = values.clone().to(device).requires_grad_()
+        with torch.neuron.host_autocast(True), torch.autocast(device, dtype=dtype):
+            result = HOST_CALLS[name](x)
+        result.float().sum().backward()
+        results.append((result, x.grad))
+    assert results[0][0].dtype == results[1][0].dtype
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(*results, strict=True))
+
+
+def test_host_autocast_ends_where_its_context_ends() -> None:
+    x = torch.randn(8, 8, device="neuron")
+    before = torch.neuron.is_host_autocast_enabled()
+    with torch.autocast("neuron", dtype=torch.bfloat16):
+        for enabled, dtype in [(False, torch.float32), (True, torch.bfloat16)] * 2:
+            with torch.neuron.host_autocast(enabled):
+                assert torch.neuron.is_host_autocast_enabled() is enabled
+                assert (x @ x).softmax(-1).dtype == dtype
+    assert torch.neuron.is_host_autocast_enabled() is before
+
+
+def test_host_autocast_covers_what_the_cpu_autocasts() -> None:
+    """With the lists that PyTorch tests autocast on the CPU with."""
+    cpu, neuron = (AutocastCPUTestLists(torch.device(device)) for device in ("cpu", "neuron"))
+    checked = 0
+    for kind in ("torch_16", "torch_fp32", "nn_fp32", "nn_16", "torch_need_autocast_promote"):
+        module = torch._C._nn if kind.startswith("nn") else torch
+        for on_cpu, on_neuron in zip(getattr(cpu, kind), getattr(neuron, kind), strict=True):
+            name = on_cpu[0]
+            if not hasattr(module, name):
+                continue
+            dtypes = []
+            for device, case in (("cpu", on_cpu), ("neuron", on_neuron)):
+                kwargs = case[2] if len(case) > 2 and isinstance(case[2], dict) else {}
+                with torch.neuron.host_autocast(True), torch.autocast(device, dtype=torch.bfloat16):
+                    output = getattr(module, name)(*case[1], **kwargs)
+                dtypes.append(output.dtype if isinstance(output, torch.Tensor) else output[0].dtype)
+            assert dtypes[0] == dtypes[1], name
+            checked += 1
+    assert checked > 25

@@ -1,6 +1,7 @@
 #include "bindings/bindings.h"
 #include "device/config.h"
 #include "device/generator.h"
+#include "device/host_autocast.h"
 
 namespace neuron {
 
@@ -23,6 +24,8 @@ void bind_random(py::module& module) {
       py::arg("generator"), py::arg("increment"));
   module.def("host_rng", &host_rng);
   module.def("set_host_rng", &set_host_rng);
+  module.def("host_autocast", &host_autocast);
+  module.def("set_host_autocast", &set_host_autocast);
 }
 
 } // namespace neuron

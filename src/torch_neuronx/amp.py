@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import TracebackType
+
 import torch
+
+from torch_neuronx import _C
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
@@ -13,3 +17,33 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 def is_bf16_supported(including_emulation: bool = True) -> bool:
     """Whether bfloat16 can be computed: always, on the chip natively."""
     return True
+
+
+class host_autocast:
+    """Switches host-autocast mode, in which torch.autocast("neuron") casts by PyTorch's lists for the CPU.
+
+    The lists for the CPU leave operators alone that those for accelerators compute in float32 (softmax, layer_norm,
+    sum), so the same script learns slightly different numbers under autocast. With this mode, and the same dtype, it
+    learns the same: meant for runs that are compared with the CPU. Works as a function, at once and for all threads,
+    and as a context manager, which restores the mode before. TORCH_NEURONX_HOST_AUTOCAST=1 switches it on from the start.
+
+    Args:
+        enabled: the new mode.
+    """
+
+    def __init__(self, enabled: bool) -> None:
+        self._before = _C.host_autocast()
+        _C.set_host_autocast(bool(enabled))
+
+    def __enter__(self) -> host_autocast:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _C.set_host_autocast(self._before)
+
+
+def is_host_autocast_enabled() -> bool:
+    """Whether host-autocast mode is on."""
+    return _C.host_autocast()

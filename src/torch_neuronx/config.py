@@ -19,6 +19,7 @@ LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 # The runtime's older name for the same setting.
 LNC_ALIAS_VARIABLE = "NEURON_RT_VIRTUAL_CORE_SIZE"
 BLOCKING_VARIABLE = "NEURON_LAUNCH_BLOCKING"
+HOST_AUTOCAST_VARIABLE = "TORCH_NEURONX_HOST_AUTOCAST"
 NARROW_VARIABLE = "TORCH_NEURONX_NARROW_64BIT"
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -79,6 +80,8 @@ def configure_core() -> DeviceConfig:
             launch_blocking=config.launch_blocking,
             narrow_64bit=config.narrow_64bit,
         )
+        if read_bool(os.environ, HOST_AUTOCAST_VARIABLE):
+            _C.set_host_autocast(True)
     return config
 
 

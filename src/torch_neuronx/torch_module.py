@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from torch_neuronx import _C, amp, devices, memory, patches, random, serialization, streams
-from torch_neuronx.amp import get_amp_supported_dtype, is_bf16_supported
+from torch_neuronx.amp import get_amp_supported_dtype, host_autocast, is_bf16_supported, is_host_autocast_enabled
 from torch_neuronx.devices import (
     NeuronDeviceProperties,
     can_device_access_peer,
@@ -108,11 +108,13 @@ __all__ = [
     "get_fallback_ops",
     "get_rng_state",
     "get_rng_state_all",
+    "host_autocast",
     "host_rng",
     "init",
     "initial_seed",
     "is_available",
     "is_bf16_supported",
+    "is_host_autocast_enabled",
     "is_host_rng_enabled",
     "is_initialized",
     "is_neuron_runtime_initialized",

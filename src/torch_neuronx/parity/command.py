@@ -60,6 +60,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--device-random", action="store_true", help="the device draws its own random numbers, not the CPU's"
     )
     parser.add_argument(
+        "--device-autocast",
+        action="store_true",
+        help="torch.autocast follows the lists for accelerators on the device, not those for the CPU",
+    )
+    parser.add_argument(
         "--default-device",
         choices=["auto", "always", "never"],
         default="auto",
@@ -94,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         seed=options.seed,
         threads=options.threads or len(os.sched_getaffinity(0)),
         host_random_numbers=not options.device_random,
+        host_autocast=not options.device_autocast,
         set_default_device=_wants_default_device(options),
         watch=not options.no_watch,
         timeout=options.timeout,
@@ -156,7 +162,8 @@ def _stop(reason: str) -> int:
 
 def _report(comparison: Comparison, runs: list[DeviceRun], job: Job, tolerance: float) -> None:
     random_numbers = "the CPU's random numbers" if job.host_random_numbers else "each device's own random numbers"
-    print(f"seed {job.seed}, {job.threads} CPU threads, {random_numbers}")
+    autocast = "the CPU's" if job.host_autocast else "each device's own"
+    print(f"seed {job.seed}, {job.threads} CPU threads, {random_numbers}, {autocast} autocast rules")
     for source, count in comparison.compared.items():
         print(f"  {count:>12,} {_SOURCES.get(source, source)}")
     for label, largest in (("absolute", comparison.largest_absolute), ("relative", comparison.largest_relative)):

@@ -34,6 +34,7 @@ class Job:
     seed: int = 0
     threads: int = 1
     host_random_numbers: bool = True  # draw on the device what the CPU would draw
+    host_autocast: bool = True  # torch.autocast casts on the device what it would cast on the CPU
     set_default_device: bool = True
     watch: bool = True  # record losses, final parameters and log messages without the script's help
     timeout: float | None = None  # seconds
@@ -123,6 +124,7 @@ def _environment(device: str, job: Job, record_file: Path) -> dict[str, str]:
     }
     if device == "cpu":
         environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    elif job.host_random_numbers:
-        environment["TORCH_NEURONX_HOST_RNG"] = "1"
+    else:
+        environment["TORCH_NEURONX_HOST_RNG"] = "1" if job.host_random_numbers else "0"
+        environment["TORCH_NEURONX_HOST_AUTOCAST"] = "1" if job.host_autocast else "0"
     return environment
