@@ -19,6 +19,8 @@ LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 # The runtime's older name for the same setting.
 LNC_ALIAS_VARIABLE = "NEURON_RT_VIRTUAL_CORE_SIZE"
 BLOCKING_VARIABLE = "NEURON_LAUNCH_BLOCKING"
+# Read by the core, which takes what it does not understand for off.
+CORE_SWITCHES = ("TORCH_NEURONX_HOST_RNG", "TORCH_NEURONX_FORBID_FALLBACK", "TORCH_NEURONX_GUARD_MEMORY")
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -51,6 +53,8 @@ def read_config(environ: Mapping[str, str] = os.environ) -> DeviceConfig:
     """
     chip = _read_chip(environ)
     lnc = _read_lnc(environ, chip)
+    for variable in CORE_SWITCHES:
+        read_bool(environ, variable)
     return DeviceConfig(
         chip=chip,
         lnc=lnc,
