@@ -29,8 +29,8 @@ const std::string& torch_directory() {
   return *directory;
 }
 
-// Whether code is PyTorch's own. Code objects seen here are kept for good: a late error must be able to name the line at
-// any time, and a program has a bounded number of them. Guarded by the GIL.
+// Whether code is PyTorch's own. Code objects seen here are kept for good: a late error must be able to name the line
+// at any time, and a program has a bounded number of them. Guarded by the GIL.
 bool belongs_to_torch(PyCodeObject* code) {
   static auto* const seen = new std::unordered_map<PyCodeObject*, bool>;
   const auto found = seen->find(code);

@@ -1,4 +1,5 @@
-// Switches in environment variables, read alike everywhere. Bad values are refused by torch_neuronx.config at first use.
+// Switches in environment variables, read alike everywhere. Bad values are refused by torch_neuronx.config at first
+// use.
 #pragma once
 
 namespace neuron {

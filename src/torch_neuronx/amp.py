@@ -11,5 +11,9 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Whether bfloat16 can be computed: always, on the chip natively."""
+    """Whether bfloat16 can be computed: always.
+
+    Args:
+        including_emulation: accepted, as in torch.cuda; the chip has bfloat16 natively.
+    """
     return True
