@@ -90,7 +90,7 @@ test-slow: setup ## the tests marked slow
 
 .PHONY: conformance
 conformance: setup ## the whole OpInfo sweep
-	$(PY) -m pytest -q -m conformance $(ARGS)
+	$(PY) -m tests.conformance.sweep $(ARGS)
 
 .PHONY: fuzz
 fuzz: setup ## random programs, compared with the CPU

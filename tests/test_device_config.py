@@ -11,7 +11,7 @@ import pytest
 
 import torch_neuronx
 from torch_neuronx.chip import chip_names, chip_spec
-from torch_neuronx.config import MAX_DEVICES, read_bool, read_config
+from torch_neuronx.config import BLOCKING_VARIABLE, CORE_SWITCHES, MAX_DEVICES, read_bool, read_config
 
 GIB = 2**30
 
@@ -67,7 +67,7 @@ def test_visible_cores_win_over_the_number() -> None:
         ({"NEURON_LOGICAL_NC_CONFIG": "4"}, "NEURON_LOGICAL_NC_CONFIG='4': Trainium2 can have 1 or 2"),
         ({"NEURON_LOGICAL_NC_CONFIG": "2", "NEURON_PLATFORM_TARGET_OVERRIDE": "trn1"}, "Trainium can have 1"),
         ({"NEURON_LOGICAL_NC_CONFIG": "1", "NEURON_RT_VIRTUAL_CORE_SIZE": "2"}, "disagree"),
-        ({"NEURON_LAUNCH_BLOCKING": "maybe"}, "NEURON_LAUNCH_BLOCKING='maybe'.*1 or 0"),
+        *(({switch: "maybe"}, f"{switch}='maybe'.*1 or 0") for switch in (BLOCKING_VARIABLE, *CORE_SWITCHES)),
     ],
 )
 def test_bad_values_are_named(environ: dict[str, str], message: str) -> None:

@@ -237,12 +237,23 @@ def test_exit_with_pending_work(server: Any, ending: str) -> None:
     assert run(server, code, exitcode=0 if ending == "pass" else 3) == ["ready"]
 
 
-def test_host_rng_variable(server: Any) -> None:
+@pytest.mark.parametrize(("value", "on"), [("1", True), ("True", True), ("on", True), ("0", False), ("off", False)])
+def test_switches_are_spelled_alike(server: Any, value: str, on: bool) -> None:
     code = """
-    send((torch.neuron.is_host_rng_enabled(), torch.neuron.host_rng(False).__class__.__name__))
+    from torch_neuronx import _C
+    torch.ones(1, device="neuron")
+    send((torch.neuron.is_host_rng_enabled(), _C._fallbacks_forbidden(), _C.launch_blocking(), _C.memory_guard_enabled()))
     """
-    assert run(server, code, TORCH_NEURONX_HOST_RNG="1") == [(True, "host_rng")]
-    assert run(server, code, TORCH_NEURONX_HOST_RNG="0") == [(False, "host_rng")]
+    switches = ("TORCH_NEURONX_HOST_RNG", "TORCH_NEURONX_FORBID_FALLBACK", "NEURON_LAUNCH_BLOCKING")
+    assert run(server, code, **dict.fromkeys((*switches, "TORCH_NEURONX_GUARD_MEMORY"), value)) == [(on,) * 4]
+
+
+def test_a_bad_switch_is_refused_at_the_first_use(server: Any) -> None:
+    code = """
+    send(error_of(lambda: torch.ones(1, device="neuron")))
+    """
+    [message] = run(server, code, TORCH_NEURONX_FORBID_FALLBACK="please")
+    assert "TORCH_NEURONX_FORBID_FALLBACK='please': expected 1 or 0" in message
 
 
 def test_sharing_memory_is_refused(server: Any) -> None:

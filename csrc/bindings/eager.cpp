@@ -15,23 +15,35 @@
 #include <pybind11/stl.h>
 
 #include <string>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 namespace neuron {
 
 namespace {
 
-// Code objects named by launches are kept for good: a late error must be able to name the line at any time, and a
-// program has a bounded number of them. Guarded by the GIL.
-void keep_code_object(PyObject* code) {
-  static auto* const kept = new std::unordered_set<PyObject*>;
-  if (kept->insert(code).second) {
-    Py_INCREF(code);
-  }
+const std::string& torch_directory() {
+  static const auto* const directory = new std::string(
+      py::module::import("os.path").attr("dirname")(py::module::import("torch").attr("__file__")).cast<std::string>() +
+      "/");
+  return *directory;
 }
 
-eager::PythonLine innermost_python_line() {
+// Whether code is PyTorch's own. Code objects seen here are kept for good: a late error must be able to name the line
+// at any time, and a program has a bounded number of them. Guarded by the GIL.
+bool belongs_to_torch(PyCodeObject* code) {
+  static auto* const seen = new std::unordered_map<PyCodeObject*, bool>;
+  const auto found = seen->find(code);
+  if (found != seen->end()) {
+    return found->second;
+  }
+  Py_INCREF(code);
+  const auto file = py::reinterpret_borrow<py::object>(code->co_filename).cast<std::string>();
+  return seen->emplace(code, file.starts_with(torch_directory())).first->second;
+}
+
+// The innermost line outside of PyTorch, which is the one that its user can do something about.
+eager::PythonLine user_python_line() {
 #if PY_VERSION_HEX >= 0x030d0000
   const bool finalizing = Py_IsFinalizing() != 0;
 #else
@@ -41,16 +53,23 @@ eager::PythonLine innermost_python_line() {
     return {};
   }
   py::gil_scoped_acquire gil;
-  PyFrameObject* const frame = PyThreadState_GetFrame(PyThreadState_Get());
-  if (frame == nullptr) {
-    return {}; // a thread without Python, such as autograd's
+  eager::PythonLine innermost; // stays empty in a thread without Python, such as autograd's
+  PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
+  while (frame != nullptr) {
+    auto code = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+    const eager::PythonLine line{code.ptr(), PyFrame_GetLasti(frame)};
+    PyFrameObject* const caller = PyFrame_GetBack(frame);
+    Py_DECREF(frame);
+    frame = caller;
+    if (!belongs_to_torch(reinterpret_cast<PyCodeObject*>(code.ptr()))) {
+      Py_XDECREF(frame);
+      return line;
+    }
+    if (innermost.code == nullptr) {
+      innermost = line;
+    }
   }
-  auto* const code = reinterpret_cast<PyObject*>(PyFrame_GetCode(frame));
-  const int lasti = PyFrame_GetLasti(frame);
-  keep_code_object(code);
-  Py_DECREF(code);
-  Py_DECREF(frame);
-  return {code, lasti};
+  return innermost;
 }
 
 std::string describe_python_line(const void* code, int32_t lasti) {
@@ -111,7 +130,7 @@ py::dict launch_statistics() {
 
 void bind_eager(py::module& module) {
   eager::install();
-  eager::set_capture_python_line(&innermost_python_line);
+  eager::set_capture_python_line(&user_python_line);
   set_describe_python_line(&describe_python_line);
   module.def("_get_executed_ops", &executed_ops);
   module.def("_get_fallback_ops", &fallback_ops);

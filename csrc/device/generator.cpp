@@ -2,16 +2,15 @@
 
 #include "device/config.h"
 #include "device/current.h"
+#include "device/environment.h"
 
 #include <ATen/EmptyTensor.h>
 #include <c10/util/Exception.h>
 
 #include <array>
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 namespace neuron {
@@ -35,11 +34,7 @@ DefaultGenerators& defaults() {
 }
 
 std::atomic<bool>& host_rng_flag() noexcept {
-  static std::atomic<bool> flag{[] {
-    const char* const value = std::getenv("TORCH_NEURONX_HOST_RNG");
-    const std::string_view text = value != nullptr ? value : "";
-    return text == "1" || text == "true" || text == "yes" || text == "on";
-  }()};
+  static std::atomic<bool> flag{switch_is_on("TORCH_NEURONX_HOST_RNG")};
   return flag;
 }
 

@@ -1,21 +1,15 @@
 #include "eager/fallback.h"
 
-#include <c10/util/Exception.h>
+#include "device/environment.h"
 
-#include <cstdlib>
-#include <string_view>
+#include <c10/util/Exception.h>
 
 namespace neuron::eager {
 
 namespace {
 
-bool forbidden_by_environment() {
-  const char* const value = std::getenv("TORCH_NEURONX_FORBID_FALLBACK");
-  return value != nullptr && std::string_view(value) == "1";
-}
-
 std::atomic<bool>& forbidden_flag() {
-  static std::atomic<bool> flag{forbidden_by_environment()};
+  static std::atomic<bool> flag{switch_is_on("TORCH_NEURONX_FORBID_FALLBACK")};
   return flag;
 }
 

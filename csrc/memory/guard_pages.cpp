@@ -1,9 +1,8 @@
 #include "memory/guard_pages.h"
 
+#include "device/environment.h"
 #include "memory/caching_allocator_registry.h"
 
-#include <cstdlib>
-#include <cstring>
 #include <mutex>
 
 namespace neuron::memory {
@@ -44,8 +43,7 @@ void close() noexcept {
 }
 
 void read_environment() {
-  const char* value = std::getenv("TORCH_NEURONX_GUARD_MEMORY");
-  if (value != nullptr && *value != '\0' && std::strcmp(value, "0") != 0) {
+  if (switch_is_on("TORCH_NEURONX_GUARD_MEMORY")) {
     enabled.store(true, std::memory_order_relaxed);
   }
 }

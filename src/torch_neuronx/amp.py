@@ -15,7 +15,11 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Whether bfloat16 can be computed: always, on the chip natively."""
+    """Whether bfloat16 can be computed: always.
+
+    Args:
+        including_emulation: accepted, as in torch.cuda; the chip has bfloat16 natively.
+    """
     return True
 
 
@@ -25,7 +29,8 @@ class host_autocast:
     The lists for the CPU leave operators alone that those for accelerators compute in float32 (softmax, layer_norm,
     sum), so the same script learns slightly different numbers under autocast. With this mode, and the same dtype, it
     learns the same: meant for runs that are compared with the CPU. Works as a function, at once and for all threads,
-    and as a context manager, which restores the mode before. TORCH_NEURONX_HOST_AUTOCAST=1 switches it on from the start.
+    and as a context manager, which restores the mode before. TORCH_NEURONX_HOST_AUTOCAST=1 switches it on from the
+    start.
 
     Args:
         enabled: the new mode.

@@ -21,6 +21,8 @@ LNC_ALIAS_VARIABLE = "NEURON_RT_VIRTUAL_CORE_SIZE"
 BLOCKING_VARIABLE = "NEURON_LAUNCH_BLOCKING"
 HOST_AUTOCAST_VARIABLE = "TORCH_NEURONX_HOST_AUTOCAST"
 NARROW_VARIABLE = "TORCH_NEURONX_NARROW_64BIT"
+# Read by the core, which takes what it does not understand for off.
+CORE_SWITCHES = ("TORCH_NEURONX_HOST_RNG", "TORCH_NEURONX_FORBID_FALLBACK", "TORCH_NEURONX_GUARD_MEMORY")
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -54,6 +56,8 @@ def read_config(environ: Mapping[str, str] = os.environ) -> DeviceConfig:
     """
     chip = _read_chip(environ)
     lnc = _read_lnc(environ, chip)
+    for variable in CORE_SWITCHES:
+        read_bool(environ, variable)
     return DeviceConfig(
         chip=chip,
         lnc=lnc,

@@ -101,8 +101,12 @@ def current_device() -> int:
 def set_device(device: Device) -> None:
     """Makes `device` the calling thread's current device. A negative index changes nothing.
 
+    Args:
+        device: an index, "neuron:1", or a torch.device with an index.
+
     Raises:
         RuntimeError: no such device.
+        ValueError: another device type, or no index.
     """
     index = get_device_index(device)
     _C.ensure_started()
@@ -114,6 +118,8 @@ def synchronize(device: Device = None) -> None:
 
     Raises:
         The error of an earlier launch on that device, once.
+        RuntimeError: no such device.
+        ValueError: another device type.
     """
     _C.ensure_started()
     _C.synchronize(get_device_index(device, optional=True))
@@ -124,6 +130,10 @@ class device:
 
     Args:
         device: an index, a string or a torch.device. A negative index or None changes nothing.
+
+    Raises:
+        RuntimeError: no such device; when the block is entered.
+        ValueError: another device type.
     """
 
     def __init__(self, device: Any) -> None:

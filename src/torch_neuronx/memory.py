@@ -1,7 +1,10 @@
 """Device memory: statistics, limits and snapshots, in the conventions of torch.cuda.memory.
 
 Work is asynchronous: call `torch.neuron.synchronize()` before reading a statistic, so that launches which still hold
-memory are done. What the counters mean is in docs/memory.md.
+memory are done. What the counters mean is in docs/memory.md. Sizes are bytes.
+
+A function that takes a device takes what `torch.neuron.set_device` takes, or None for the current device. An index that
+does not exist raises RuntimeError once the device is in use, another device type ValueError.
 """
 
 from __future__ import annotations
@@ -227,6 +230,8 @@ def caching_allocator_alloc(size: int, device: Device = None, stream: torch.Stre
 
     Raises:
         torch.OutOfMemoryError: the device has not that much left.
+        TypeError: `stream` is neither a stream nor an id.
+        ValueError: `size` is negative.
     """
     index = _index(device)
     if stream is None:

@@ -28,6 +28,10 @@ class Stream(torch.Stream):
     Attributes:
         stream_id (int): 0 for the default stream.
         device_index (int), device (torch.device).
+
+    Raises:
+        RuntimeError: no such device.
+        ValueError: another device type.
     """
 
     def __new__(cls, device: Device = None, priority: int = 0, **kwargs: Any) -> Stream:
@@ -101,7 +105,11 @@ class Event(torch.Event):
         return super().__new__(cls, device=torch.device(DEVICE_TYPE), enable_timing=enable_timing, blocking=blocking)
 
     def record(self, stream: torch.Stream | None = None) -> None:
-        """Marks the end of `stream` (the current one by default); recording again moves the mark."""
+        """Marks the end of `stream` (the current one by default); recording again moves the mark.
+
+        Raises:
+            RuntimeError: the event was recorded on another device before.
+        """
         if stream is None:
             super().record()
         else:
@@ -119,7 +127,7 @@ class Event(torch.Event):
         return super().query()
 
     def synchronize(self) -> None:
-        """Waits until the mark has been reached."""
+        """Waits until the mark has been reached; raises the error of an earlier launch of that stream, once."""
         super().synchronize()
 
     def elapsed_time(self, end_event: torch.Event) -> float:
@@ -154,7 +162,11 @@ def default_stream(device: Device = None) -> Stream:
 
 
 def set_stream(stream: torch.Stream | None) -> None:
-    """Makes `stream` the current stream, and its device the current device. None changes nothing."""
+    """Makes `stream` the current stream, and its device the current device. None changes nothing.
+
+    Raises:
+        RuntimeError: no such stream or device.
+    """
     if stream is not None:
         _C.ensure_started()
         _C.set_stream(stream.stream_id, stream.device_index)

@@ -63,12 +63,18 @@ class _utils:
 
 
 def get_executed_ops() -> list[str]:
-    """The ops that ran on the device since the last `clear_op_tracking`, as "aten::add.Tensor", with repeats."""
+    """The ops that ran on the devices since the last `clear_op_tracking`, as "aten::add.Tensor".
+
+    Grouped by op, each as often as it was called. Views, `empty` and copies to and from the host are not among them.
+    """
     return _C._get_executed_ops()
 
 
 def get_fallback_ops() -> list[str]:
-    """The ops that did not run on the device's executor since the last `clear_op_tracking`, with repeats."""
+    """The ops that fell back since the last `clear_op_tracking`, as `get_executed_ops` names them.
+
+    A fallback is a CPU kernel of another library that ran on the device's memory, because there was no other.
+    """
     return _C._get_fallback_ops()
 
 
