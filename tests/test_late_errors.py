@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 
 import pytest
 import torch
@@ -80,6 +81,49 @@ def test_stays_with_its_stream(table, wrong) -> None:
     neuron.default_stream().synchronize()
     with pytest.raises(IndexError):
         side.synchronize()
+
+
+def wait_for_stream(result: torch.Tensor, failed: neuron.Stream, other: neuron.Stream) -> torch.Tensor:
+    other.wait_stream(failed)
+    with neuron.stream(other):
+        return result + 1
+
+
+def wait_for_event(result: torch.Tensor, failed: neuron.Stream, other: neuron.Stream) -> torch.Tensor:
+    other.wait_event(failed.record_event())
+    with neuron.stream(other):
+        return result + 1
+
+
+def wait_through_a_third(result: torch.Tensor, failed: neuron.Stream, other: neuron.Stream) -> torch.Tensor:
+    between = neuron.Stream()
+    between.wait_stream(failed)
+    return wait_for_stream(result, between, other)
+
+
+def copy_to_another_device(result: torch.Tensor, failed: neuron.Stream, other: neuron.Stream) -> torch.Tensor:
+    with neuron.stream(failed):
+        return result.to("neuron:1")
+
+
+@pytest.mark.parametrize("failed_before", [False, True])
+@pytest.mark.parametrize("cross", [wait_for_stream, wait_for_event, wait_through_a_third, copy_to_another_device])
+def test_reading_what_a_failed_result_became_on_another_stream(table, wrong, cross, failed_before) -> None:
+    failed, other = neuron.Stream(), neuron.Stream()
+    learn(lambda index: table[index])
+    for stream in (failed, other):
+        stream.wait_stream(neuron.default_stream())
+    with neuron.stream(failed):
+        if not failed_before:
+            neuron._sleep(20_000_000)
+        result = table[wrong]
+    while failed_before and not failed.query():
+        time.sleep(0.001)
+    crossed = cross(result, failed, other)
+    with pytest.raises(IndexError, match="out of bounds"):
+        crossed.cpu()
+    for device in (0, 1):  # once, whichever stream is asked
+        neuron.synchronize(device)
 
 
 class Lookup(torch.nn.Module):

@@ -37,12 +37,9 @@ void Event::record(Stream& stream) {
 }
 
 void Event::block(Stream& stream) const {
-  if (recording_ == nullptr || query() || recording_->stream == &stream) {
-    return;
+  if (recording_ != nullptr) {
+    stream.wait_launch(*recording_->stream, recording_->seq, "neuron::event_wait");
   }
-  LaunchSource source;
-  source.name = "neuron::event_wait";
-  stream.submit([recording = recording_] { recording->stream->wait(recording->seq); }, source);
 }
 
 bool Event::query() const {

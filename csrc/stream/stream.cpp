@@ -111,7 +111,7 @@ uint64_t Stream::publish(Submission&) {
   slot.enqueue_time = trace::enabled() ? trace::now_ns() : 0;
   if (config::get().launch_blocking || stopping_.load(std::memory_order_relaxed)) {
     // Blocking mode: what ran ahead on other streams is finished by their own publish calls, so this one is next.
-    run_slot(slot);
+    run_slot(slot, seq);
     submitted_.store(seq, std::memory_order_release);
     finish(seq);
     raise_pending_error();
@@ -173,19 +173,19 @@ void Stream::executor_main() {
     if (submitted_.load(std::memory_order_acquire) < seq) {
       return; // stopping, and everything is done
     }
-    run_slot(ring_[seq % kRingSize]);
+    run_slot(ring_[seq % kRingSize], seq);
     finish(seq);
     ++seq;
   }
 }
 
-void Stream::run_slot(Slot& slot) noexcept {
+void Stream::run_slot(Slot& slot, uint64_t seq) noexcept {
   const bool traced = trace::enabled();
   const int64_t start = traced ? trace::now_ns() : 0;
   try {
     slot.active->run();
   } catch (...) {
-    keep_error(std::current_exception(), slot.source);
+    late_error_.keep(std::make_shared<LateError>(std::current_exception(), slot.source, unwrap().device()), seq);
   }
   slot.active->release();
   if (traced) {
@@ -257,51 +257,25 @@ void Stream::synchronize() {
 }
 
 void Stream::wait_stream(Stream& other) {
-  const uint64_t seq = other.submitted();
-  if (&other == this || other.completed() >= seq) {
+  wait_launch(other, other.submitted(), "neuron::wait_stream");
+}
+
+void Stream::wait_launch(Stream& other, uint64_t seq, const char* name) {
+  if (&other == this) {
+    return;
+  }
+  if (other.completed() >= seq) {
+    late_error_.inherit(other.late_error_, seq, submitted());
     return;
   }
   LaunchSource source;
-  source.name = "neuron::wait_stream";
-  submit([&other, seq] { other.wait(seq); }, source);
-}
-
-// ---- late errors ----------------------------------------------------------------------------------------------------
-
-void Stream::keep_error(std::exception_ptr error, const LaunchSource& source) noexcept {
-  std::lock_guard<std::mutex> lock(error_mutex_);
-  if (error_ == nullptr) {
-    error_ = std::move(error);
-    error_source_ = source;
-    has_error_.store(true, std::memory_order_release);
-  }
-}
-
-void Stream::raise_pending_error() {
-  if (C10_LIKELY(!has_pending_error())) {
-    return;
-  }
-  std::exception_ptr error;
-  LaunchSource source;
-  {
-    std::lock_guard<std::mutex> lock(error_mutex_);
-    error = std::exchange(error_, nullptr);
-    source = error_source_;
-    has_error_.store(false, std::memory_order_release);
-  }
-  if (error == nullptr) {
-    return; // another thread raised it
-  }
-  const std::string context = "\nThe error was raised by an earlier launch on " + unwrap().device().str() + ": " +
-                              describe(source) + ". NEURON_LAUNCH_BLOCKING=1 raises errors at the call.";
-  try {
-    std::rethrow_exception(error);
-  } catch (c10::Error& e) {
-    e.add_context(context);
-    throw;
-  } catch (const std::exception& e) {
-    TORCH_CHECK(false, e.what(), context);
-  }
+  source.name = name;
+  submit(
+      [this, &other, seq] {
+        other.wait(seq);
+        late_error_.inherit(other.late_error_, seq, completed() + 1);
+      },
+      source);
 }
 
 } // namespace neuron

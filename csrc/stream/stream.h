@@ -5,6 +5,7 @@
 // inline, on its own thread, in the very same order.
 #pragma once
 
+#include "stream/late_error.h"
 #include "stream/launch.h"
 
 #include <c10/core/Device.h>
@@ -80,11 +81,13 @@ class Stream {
   // Makes this stream wait, in order, until `other` has completed what it has submitted so far.
   void wait_stream(Stream& other);
 
+  // The same for one launch of `other` and those before it; `name` is that of the launch that waits.
+  void wait_launch(Stream& other, uint64_t seq, const char* name);
+
   // ---- late errors --------------------------------------------------------------------------------------------------
-  // Keeps the first error of a launch until the next synchronisation.
-  void keep_error(std::exception_ptr error, const LaunchSource& source) noexcept;
-  void raise_pending_error();
-  bool has_pending_error() const noexcept { return has_error_.load(std::memory_order_acquire); }
+  // Raises the first late error that this stream's work depends on, once.
+  void raise_pending_error() { late_error_.raise(); }
+  bool has_pending_error() const noexcept { return late_error_.pending(); }
 
   // Finishes what was submitted and ends the executor thread; later launches run on their caller's thread. For exit.
   void stop() noexcept;
@@ -95,7 +98,7 @@ class Stream {
 
   void executor_main();
   void ensure_executor();
-  void run_slot(Slot& slot) noexcept;
+  void run_slot(Slot& slot, uint64_t seq) noexcept;
   void finish(uint64_t seq) noexcept;
 
   const c10::DeviceIndex device_;
@@ -117,10 +120,7 @@ class Stream {
   std::condition_variable wake_;
   std::condition_variable done_;
 
-  std::atomic<bool> has_error_{false};
-  std::mutex error_mutex_;
-  std::exception_ptr error_;
-  LaunchSource error_source_;
+  LateErrorSlot late_error_;
 };
 
 // True on a thread that executes launches of a stream.
