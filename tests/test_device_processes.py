@@ -6,6 +6,8 @@ Each test runs a script in a process forked from a server that has only imported
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
+import sys
 import textwrap
 from typing import Any
 
@@ -235,6 +237,44 @@ def test_exit_with_pending_work(server: Any, ending: str) -> None:
     {ending}
     """
     assert run(server, code, exitcode=0 if ending == "pass" else 3) == ["ready"]
+
+
+# A thread of autograd that is only just starting when Python ends would bring the process down. Here every new thread is
+# late, since the main thread runs before all others on the only core; for that it needs the right to real-time priority.
+STARVED = """
+import os, sys, torch
+x = torch.ones(3, device=sys.argv[1], requires_grad=True)
+loss = x.sum()
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+try:
+    os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+except PermissionError:
+    print("no priority")
+loss.backward()
+"""
+
+
+@pytest.mark.parametrize("device", ["neuron", "cpu"])
+def test_exit_right_after_the_first_backward_pass(device: str) -> None:
+    for _ in range(3):
+        result = subprocess.run(
+            [sys.executable, "-c", STARVED, device], capture_output=True, text=True, timeout=TIMEOUT, check=False
+        )
+        assert result.returncode == 0, result.stderr
+        if "no priority" in result.stdout:
+            pytest.skip("real-time priority is not permitted here")
+
+
+def test_exit_of_a_forked_child_after_a_backward_pass(server: Any) -> None:
+    code = """
+    x = torch.ones(3, device="neuron", requires_grad=True)
+    x.sum().backward()
+    child = os.fork()
+    if child == 0:
+        sys.exit(3)
+    send(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    assert run(server, "import os, sys\n" + textwrap.dedent(code)) == [3]
 
 
 @pytest.mark.parametrize(("value", "on"), [("1", True), ("True", True), ("on", True), ("0", False), ("off", False)])

@@ -1,3 +1,4 @@
+#include "bindings/autograd_threads.h"
 #include "bindings/bindings.h"
 #include "device/config.h"
 #include "device/current.h"
@@ -36,8 +37,9 @@ void configure_from_python() {
 }
 
 void stop_at_exit() {
+  py::gil_scoped_release no_gil;
+  wait_for_autograd_threads();
   if (config::is_started()) {
-    py::gil_scoped_release no_gil;
     stop_all_streams();
   }
 }
