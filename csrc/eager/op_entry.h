@@ -32,6 +32,7 @@ struct OpEntry {
   bool fails_late = false;    // data can make the kernel raise: remember the user's line
   bool host_operands = false; // takes CPU tensors next to neuron tensors
   bool foreign = false;       // not PyTorch's own: its CPU kernel may be Python and need the GIL
+  bool bumps_versions = false; // in place on a list: nothing above the kernel counts the writes for autograd
   int8_t host_result = -1;    // this return stays on the CPU
 
   std::atomic<uint64_t> calls{0};
