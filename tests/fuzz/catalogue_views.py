@@ -258,18 +258,17 @@ def metadata(b: Builder) -> None:
         return
     tensor, device = b.tensor(name), b.where[name]
     other = b.pick(lambda t: t.dtype == tensor.dtype, device) or name
-    smaller = tuple(max(size - 1, 0) for size in tensor.shape)
     code, uses = b.random.choice(
         (
-            (f"{name}.resize_({smaller})", (name,)),
             (f"{name}.set_({other})", (name, other)),
             (f"{name}.data = {other}", (name, other)),
             (f"{name}.detach_()", (name,)),
-            (f"{name}.resize_as_({name}[..., :1])", (name,)),
             (f"{name}.swapdims_(0, -1)", (name,)),
             (f"{name}.as_strided_({_strided(b, tensor)})", (name,)),
             (f"{name}.requires_grad_()", (name,)),
             (f"{name}.grad = None", (name,)),
         )
     )
+    if tensor.is_contiguous() and b.chance(0.3):  # any other may need memory that nobody has written to
+        code, uses = f"{name}.resize_({tuple(max(size - 1, 0) for size in tensor.shape)})", (name,)
     b.add(code, uses=uses, writes=True, device=device)

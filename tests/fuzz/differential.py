@@ -150,13 +150,29 @@ class _Comparison:
         return None
 
 
+def _cpu_agrees_with_itself(program: Program, expected: list[Observation]) -> bool:
+    """Whether the CPU gives the same again when fresh memory holds something else: some kernels read what nobody wrote."""
+    for number in range(8):
+        junk = [
+            torch.full((size,), 1e9 * number - 7.5) for size in (1, 2, 4, 8, 16, 32, 64, 200, 1000) for _ in range(8)
+        ]
+        del junk
+        again = run_on_cpu(program)
+        if any(difference(*pair) for pair in zip(expected, again, strict=True)):
+            return False
+    return True
+
+
 def find_difference(program: Program) -> str | None:
-    """The first difference between the CPU and neuron, in words; None when there is none."""
+    """The first difference between the CPU and neuron, in words; None when there is none.
+
+    A program that the CPU itself gives different results for has no difference.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = run_on_cpu(program)
         for hand_off in program.hand_offs:
             found = _Comparison(program, expected, hand_off).run()
             if found is not None:
-                return f"hand-off {hand_off}, {found}"
+                return f"hand-off {hand_off}, {found}" if _cpu_agrees_with_itself(program, expected) else None
     return None
