@@ -37,15 +37,16 @@ def _run_step(machine: Machine, step: Step) -> Observation:
             seen.value = observed_value(names.pop(name))
         elif isinstance(value, torch.Tensor):
             if name in step.makes:
-                machine.first_version[name] = version(value)
-            seen.tensors[name] = metadata(value, machine.first_version[name])
+                machine.seen_version[name] = version(value)
+            seen.tensors[name] = metadata(value, machine.seen_version[name])
+            machine.seen_version[name] = version(value)
     return seen
 
 
 def _look_at_everything(machine: Machine) -> Observation:
     seen = Observation("done")
     for name, value in sorted((k, v) for k, v in machine.names.items() if isinstance(v, torch.Tensor)):
-        facts = metadata(value, machine.first_version[name])
+        facts = metadata(value, machine.seen_version[name])
         facts["values"] = contents(value)
         if is_leaf(value) and value.grad is not None:
             facts["grad"] = contents(value.grad)

@@ -28,7 +28,7 @@ class Machine:
     def __init__(self, program: Program) -> None:
         torch.manual_seed(program.seed)
         self.names: dict[str, Any] = self.namespace()
-        self.first_version: dict[str, int] = {}
+        self.seen_version: dict[str, int] = {}
 
     def device(self, index: int) -> torch.device:
         return torch.device("cpu")
@@ -204,10 +204,11 @@ class NeuronMachine(Machine):
     def _operands(self, names: Any) -> Iterator[torch.Tensor]:
         for name in names:
             value = self.names.get(name)
-            if isinstance(value, torch.Tensor) and value.device.type == "neuron":
-                yield value
-                if is_leaf(value) and value.grad is not None:
-                    yield value.grad
+            if not isinstance(value, torch.Tensor) or value.device.type != "neuron":
+                continue
+            for tensor in (value, value.grad if is_leaf(value) else None):
+                if tensor is not None and not tensor._is_zerotensor():
+                    yield tensor
 
     @contextlib.contextmanager
     def _collecting(self) -> Iterator[None]:

@@ -38,11 +38,12 @@ def version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def metadata(tensor: torch.Tensor, first_version: int) -> dict[str, Any]:
+def metadata(tensor: torch.Tensor, seen_version: int) -> dict[str, Any]:
     """Everything about a tensor but its values; does not wait for the device.
 
     Args:
-        first_version: how often it had been written to when it was made, which is a kernel's own affair.
+        seen_version: its version when it was last looked at. Whether that is still so must be the same on both
+            devices; how often a kernel that is made of others has counted is its own affair.
     """
     return {
         "shape": tuple(tensor.shape),
@@ -51,7 +52,7 @@ def metadata(tensor: torch.Tensor, first_version: int) -> dict[str, Any]:
         "dtype": tensor.dtype,
         "requires_grad": tensor.requires_grad,
         "grad_fn": grad_fn_name(tensor),
-        "written": version(tensor) - first_version,
+        "written": version(tensor) != seen_version,
         "conj": tensor.is_conj(),
         "neg": tensor.is_neg(),
     }
@@ -77,6 +78,7 @@ def first_line(error: BaseException) -> str:
     text = re.sub(r"(privateuseone|neuron|cpu)(:\d+)?", "<device>", text, flags=re.IGNORECASE)
     text = re.sub(r"<device>(\w+)Type\b", r"torch.\1Tensor", text)
     text = re.sub(r"torch\.<device>\.", "torch.", text)
+    text = re.sub(r"is at version \d+; expected version \d+", "is at another version", text)
     return re.sub(r"0x[0-9a-f]+", "<address>", text)
 
 
