@@ -175,3 +175,15 @@ def test_backward_refuses_what_foreach_has_overwritten(hand_off) -> None:
     torch._foreach_mul_([y.detach()], 2.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+# ---- a tensor without dimensions has no trace of the one that its alias stood for before -----------------------------------
+
+
+def test_norm_along_dimension_zero_of_a_scalar(hand_off) -> None:
+    """PyTorch's kernel reads size(0) of a tensor that has none."""
+    one, scalar = torch.ones(1, dtype=torch.float64), torch.tensor(60000.0, dtype=torch.float64)
+    on_device = one.to("neuron"), scalar.to("neuron")
+    for _ in range(3):
+        torch.norm(on_device[0], 2, 0)
+        assert torch.norm(on_device[1], 3, 0).item() == torch.norm(scalar, 3, 0).item()
