@@ -18,6 +18,9 @@ from tests.fuzz.pool import Pool, Result
 from tests.fuzz.program import Program, Step
 from tests.fuzz.shrink import shrink
 
+# Programs do much that PyTorch warns about.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 FIRST_SEED = 500_000
 
 
