@@ -94,7 +94,7 @@ conformance: setup ## the whole OpInfo sweep
 
 .PHONY: fuzz
 fuzz: setup ## random programs, compared with the CPU
-	$(PY) -m pytest -q -m fuzz $(ARGS)
+	$(PY) -m tests.fuzz $(ARGS)
 
 .PHONY: sanitize sanitize-address sanitize-thread
 sanitize: sanitize-address sanitize-thread ## the stream, memory and stress tests under ASan+UBSan, then under TSan

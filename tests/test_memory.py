@@ -474,3 +474,17 @@ def test_allocating_and_freeing_on_many_threads() -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+@pytest.mark.parametrize("view", [torch.conj, lambda t: t.conj().imag], ids=["conj", "neg"])
+def test_record_stream_of_a_conjugated_view_names_the_memory_itself(view) -> None:
+    stream = neuron.Stream()
+    tensor = torch.ones(5000, dtype=torch.complex64, device="neuron")
+    address = tensor.data_ptr()
+    with neuron.stream(stream):
+        neuron._sleep(50_000_000)
+    view(tensor.expand(2, 5000)).record_stream(stream)
+    del tensor
+    other = torch.empty(5000, dtype=torch.complex64, device="neuron")
+    assert other.data_ptr() != address  # still in use on the other stream
+    neuron.synchronize()

@@ -197,6 +197,21 @@ def test_guard_mode(server: Any) -> None:  # noqa: F811
     assert run(server, code, exitcode=FAULT, **variables) == [True, [-1] * 5, True, True]
 
 
+def test_guard_mode_lets_a_storage_grow(server: Any) -> None:  # noqa: F811
+    code = """
+    torch.ones(1, device="neuron").item()
+    _C = __import__("torch_neuronx")._C
+    for mode in ("measured", "always", "never"):
+        _C._set_hand_off(mode)
+        out = torch.zeros(33, 33, device="neuron")
+        torch.stack([torch.ones(33, 33, device="neuron")] * 2, out=out)
+        grown = torch.ones(4, device="neuron").resize_(5000)
+        send((tuple(out.shape), out.sum().item(), grown[:4].tolist()))
+    """
+    expected = ((2, 33, 33), 2 * 33 * 33.0, [1.0] * 4)
+    assert run(server, code, TORCH_NEURONX_GUARD_MEMORY="1") == [expected] * 3
+
+
 @pytest.mark.skipif(SANITIZER != "", reason="sanitizers need the address space for themselves")
 def test_small_address_space() -> None:
     """Where the whole range of addresses cannot be reserved, segments are mapped one by one."""

@@ -144,3 +144,46 @@ def test_indexing_with_a_mask_of_the_same_shape_but_other_values(hand_off, dtype
     for mask in ([1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]):
         selected = data[torch.tensor(mask, dtype=dtype, device="neuron")]
         assert torch.equal(selected.cpu(), data.cpu()[torch.tensor(mask, dtype=torch.bool)])
+
+
+# ---- autograd counts what is written in place ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda t: torch._foreach_add_(t, 1.0),
+        lambda t: torch._foreach_mul_(t, [x.clone() for x in t]),
+        lambda t: torch._foreach_zero_(t),
+        lambda t: torch._foreach_addcmul_(t, t, t, 0.5),
+        lambda t: torch._foreach_lerp_(t, [x + 1 for x in t], 0.5),
+    ],
+)
+def test_foreach_in_place_counts_as_a_write(hand_off, write) -> None:
+    def versions(device: str) -> list[int]:
+        tensors = [torch.ones(3, device=device), torch.ones(2, 2, device=device)]
+        for _ in range(3):
+            write(tensors)
+        return [tensor._version for tensor in tensors]
+
+    assert versions("neuron") == versions("cpu") == [3, 3]
+
+
+def test_backward_refuses_what_foreach_has_overwritten(hand_off) -> None:
+    x = torch.ones(3, device="neuron", requires_grad=True)
+    y = x.exp()
+    torch._foreach_mul_([y.detach()], 2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+# ---- a tensor without dimensions has no trace of the one that its alias stood for before -----------------------------------
+
+
+def test_norm_along_dimension_zero_of_a_scalar(hand_off) -> None:
+    """PyTorch's kernel reads size(0) of a tensor that has none."""
+    one, scalar = torch.ones(1, dtype=torch.float64), torch.tensor(60000.0, dtype=torch.float64)
+    on_device = one.to("neuron"), scalar.to("neuron")
+    for _ in range(3):
+        torch.norm(on_device[0], 2, 0)
+        assert torch.norm(on_device[1], 3, 0).item() == torch.norm(scalar, 3, 0).item()

@@ -1,5 +1,6 @@
 #include "device/config.h"
 
+#include "memory/guard_pages.h"
 #include "stream/stream_pool.h"
 
 #include <c10/util/Exception.h>
@@ -60,6 +61,7 @@ void start() {
   if (is_started()) {
     return;
   }
+  memory::guard::read_environment();
   static const int registered = pthread_atfork(before_fork, nullptr, in_forked_child);
   TORCH_CHECK(registered == 0, "pthread_atfork failed with error ", registered);
   if (auto* const prepare = g_prepare.load(std::memory_order_acquire)) {

@@ -3,6 +3,7 @@
 #include "device/current.h"
 #include "device/generator.h"
 #include "memory/caching_allocator.h"
+#include "memory/guard_pages.h"
 #include "memory/pinned.h"
 #include "memory/storage.h"
 #include "stream/stream_pool.h"
@@ -45,7 +46,12 @@ void resize_storage(const c10::Storage& storage, size_t new_bytes) {
   LaunchSource source;
   source.name = "neuron::resize_storage";
   void* target = impl.mutable_data();
-  const uint64_t seq = stream.submit([old, target, bytes] { std::memcpy(target, old->get(), bytes); }, source);
+  const uint64_t seq = stream.submit(
+      [old, target, bytes] {
+        memory::DeviceAccess access;
+        std::memcpy(target, old->get(), bytes);
+      },
+      source);
   mark_use(impl, stream, seq);
 }
 

@@ -28,6 +28,10 @@ void point_alias(c10::intrusive_ptr<c10::TensorImpl>& slot, const c10::TensorImp
   }
   auto& alias = *slot;
   alias.set_storage_and_dtype(c10::Storage(host_alias(storage_of(source))), source.dtype());
+  if (C10_UNLIKELY(source.dim() == 0 && alias.dim() != 0)) {
+    // Kernels of PyTorch read size(0) of tensors without dimensions (norm along 0): leave there what a new tensor has.
+    alias.set_sizes_contiguous(c10::IntArrayRef{0});
+  }
   alias.set_sizes_and_strides(source.sizes(), source.strides(), source.storage_offset());
   if (C10_UNLIKELY(alias.is_conj() != source.is_conj())) {
     alias._set_conj(source.is_conj());

@@ -108,6 +108,14 @@ void replace_arguments(torch::jit::Stack& stack, size_t num_args, torch::jit::St
   }
 }
 
+void bump_versions(const ScannedCall& call) {
+  for (const auto& tensor : call.tensors) {
+    if (call.entry->is_mutable(tensor.arg) && !tensor.impl->is_inference()) {
+      tensor.impl->bump_version();
+    }
+  }
+}
+
 LaunchSource source_of(const OpEntry& entry, const Record* record) {
   LaunchSource source;
   source.name = entry.name.c_str();
@@ -332,6 +340,9 @@ void boxed_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
       submission.drain();
       results = run_inline(call, stream, record, fresh.get());
     }
+  }
+  if (C10_UNLIKELY(entry.bumps_versions)) {
+    bump_versions(call);
   }
   if (fresh) {
     fresh->finish();

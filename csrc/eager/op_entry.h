@@ -26,13 +26,14 @@ struct OpEntry {
   int8_t generator_arg = -1;
 
   // Policy; see policy.h.
-  bool always_inline = false; // the shape of a result depends on data, or the result is a host value
-  bool random = false;        // draws from a generator
-  bool masks_select = false;  // a bool or uint8 index makes the shape of the result depend on data
-  bool fails_late = false;    // data can make the kernel raise: remember the user's line
-  bool host_operands = false; // takes CPU tensors next to neuron tensors
-  bool foreign = false;       // not PyTorch's own: its CPU kernel may be Python and need the GIL
-  int8_t host_result = -1;    // this return stays on the CPU
+  bool always_inline = false;  // the shape of a result depends on data, or the result is a host value
+  bool random = false;         // draws from a generator
+  bool masks_select = false;   // a bool or uint8 index makes the shape of the result depend on data
+  bool fails_late = false;     // data can make the kernel raise: remember the user's line
+  bool host_operands = false;  // takes CPU tensors next to neuron tensors
+  bool foreign = false;        // not PyTorch's own: its CPU kernel may be Python and need the GIL
+  bool bumps_versions = false; // in place on a list: nothing above the kernel counts the writes for autograd
+  int8_t host_result = -1;     // this return stays on the CPU
 
   std::atomic<uint64_t> calls{0};
   std::atomic<uint64_t> fallbacks{0};

@@ -135,6 +135,7 @@ void apply_policy(OpEntry& entry) {
   entry.random = entry.generator_arg >= 0 || random_without_generator().contains(base);
   entry.fails_late = may_fail_late(base);
   entry.host_operands = entry.foreign || host_operands().contains(base);
+  entry.bumps_versions = base.starts_with("_foreach_") && base.ends_with('_');
   if (base == "_pack_padded_sequence") {
     entry.host_result = 1; // batch_sizes is read by the host, on every device
   }

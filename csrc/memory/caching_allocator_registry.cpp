@@ -72,8 +72,6 @@ const int fork_handlers_failed = pthread_atfork(&lock_all_heaps, &unlock_all_hea
   TORCH_INTERNAL_ASSERT(fork_handlers_failed == 0, "pthread_atfork failed with error ", fork_handlers_failed);
   DeviceHeap* heap = heaps[device].load(std::memory_order_acquire);
   if (heap == nullptr) {
-    static const bool guard_read = (guard::read_environment(), true);
-    static_cast<void>(guard_read);
     heap = new DeviceHeap(device, config::get().hbm_bytes, allocator_config);
     heap->set_accessible(guard::accessible());
     heap->history.configure(history_max_entries(), true);

@@ -13,7 +13,7 @@ extern std::atomic<bool> enabled;
 void open() noexcept;
 void close() noexcept;
 bool accessible() noexcept; // device memory may be accessed now
-void read_environment();    // before the first memory exists
+void read_environment();    // before the first use of memory
 } // namespace guard
 
 // Device memory may be accessed, by any thread, while one of these lives. Free when the mode is off.

@@ -22,4 +22,13 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("record_stream", &record_tensor_stream);
 }
 
+// A conjugated or negated view shares the memory. Without these, PyTorch would resolve it first and name the copy.
+TORCH_LIBRARY_IMPL(aten, Conjugate, library) {
+  library.impl("record_stream", torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, Negative, library) {
+  library.impl("record_stream", torch::CppFunction::makeFallthrough());
+}
+
 } // namespace neuron::memory
