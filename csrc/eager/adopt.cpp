@@ -209,6 +209,11 @@ bool Adopter::sync_mutated() {
       original.set_sizes_and_strides(alias->sizes(), alias->strides(), alias->storage_offset());
       changed = true;
     }
+    if (alias->is_conj() != original.is_conj() || alias->is_neg() != original.is_neg()) {
+      original._set_conj(alias->is_conj()); // lu_solve gives its `out=` so
+      original._set_neg(alias->is_neg());
+      changed = true;
+    }
   }
   return changed;
 }

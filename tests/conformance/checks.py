@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch_neuronx import _C
 
 from .compare import Outcome, difference, observe
-from .skips import HOST_ARGUMENTS, WITHOUT_VALUES, find_skip
+from .skips import HOST_ARGUMENTS, UNSTABLE_ON_CPU, WITHOUT_VALUES, find_skip
 from .transfer import Placer
 
 DEVICE = "neuron"
@@ -371,7 +371,8 @@ class PairChecker:
             self.result.not_on_cpu += 1
         for run in runs or self.hand_offs:
             self.announce(f"{kind}, sample {label}, run {run}")
-            found = difference(expected, self._observe(call, DEVICE, hand_off=run), DEVICE)
+            actual = self._observe(call, DEVICE, hand_off=run)
+            found = difference(expected, actual, DEVICE, tolerance=UNSTABLE_ON_CPU.get(self.name, 0.0))
             self.result.checks += 1
             if found is not None:
                 self.result.failures.append(Failure(kind, label, run, found))

@@ -75,20 +75,23 @@ def observe(call: Callable[[], Any], synchronize: Callable[[], None], *, values:
     return Outcome(leaves=facts, structure=structure)
 
 
-def difference(expected: Outcome, actual: Outcome, device_type: str | None) -> str | None:
-    """What is not the same, in words; None when everything is. Results on the CPU are wrong unless `device_type` is None."""
+def difference(expected: Outcome, actual: Outcome, device_type: str | None, *, tolerance: float = 0.0) -> str | None:
+    """What is not the same, in words; None when everything is. Results on the CPU are wrong unless `device_type` is None.
+
+    Floats must have the same bits, or lie within `tolerance` times the largest value of the tensor.
+    """
     if expected.error is not None or actual.error is not None:
         return _error_difference(expected.error, actual.error)
     if expected.structure != actual.structure:
         return f"structure: {expected.structure} became {actual.structure}"
     for number, (left, right) in enumerate(zip(expected.leaves, actual.leaves, strict=True)):
-        found = _leaf_difference(left, right, device_type)
+        found = _leaf_difference(left, right, device_type, tolerance)
         if found is not None:
             return f"result {number}: {found}"
     return None
 
 
-def _leaf_difference(left: Any, right: Any, device_type: str | None) -> str | None:
+def _leaf_difference(left: Any, right: Any, device_type: str | None, tolerance: float) -> str | None:
     if not isinstance(left, TensorFacts) or not isinstance(right, TensorFacts):
         same = type(left) is type(right) and (left == right or (left != left and right != right))
         return None if same or _same_device(left, right, device_type) else f"{left!r} became {right!r}"
@@ -99,7 +102,11 @@ def _leaf_difference(left: Any, right: Any, device_type: str | None) -> str | No
         return f"device: on {right.device_type}"
     if left.values is None or right.values is None:
         return None
-    return value_difference(left.values, right.values)
+    found = value_difference(left.values, right.values)
+    if found is not None and tolerance and (left.values.is_floating_point() or left.values.is_complex()):
+        gap = (left.values - right.values).abs().max()
+        return None if gap <= tolerance * left.values.abs().max() else found
+    return found
 
 
 def _same_device(left: Any, right: Any, device_type: str | None) -> bool:
