@@ -136,7 +136,7 @@ class PairChecker:
         samples = list(itertools.islice(generated, SAMPLES_LOOKED_AT))
         if len(samples) <= self.max_samples:
             return samples
-        step = (len(samples) - 1) / (self.max_samples - 1)
+        step = (len(samples) - 1) / max(1, self.max_samples - 1)
         return [samples[round(i * step)] for i in range(self.max_samples)]
 
     def _check_sample(self, number: int, sample: Any) -> None:
