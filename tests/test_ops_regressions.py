@@ -187,3 +187,87 @@ def test_norm_along_dimension_zero_of_a_scalar(hand_off) -> None:
     for _ in range(3):
         torch.norm(on_device[0], 2, 0)
         assert torch.norm(on_device[1], 3, 0).item() == torch.norm(scalar, 3, 0).item()
+
+
+# ---- operators of libraries that come and go -----------------------------------------------------------------------------
+
+
+def test_operators_whose_library_is_gone() -> None:
+    for number in range(12):
+        arguments = ", ".join(f"Tensor a{i}" for i in range(1 + number % 5))
+        with torch.library._scoped_library("neuron_test", "FRAGMENT") as library:
+            library.define(f"op{number}({arguments}) -> Tensor")
+            library.impl(f"op{number}", lambda *tensors: torch.stack(tensors).sum(0), "CPU")
+            tensors = [torch.full((3,), float(i + 1), device="neuron") for i in range(1 + number % 5)]
+            torch.neuron.clear_op_tracking()
+            result = getattr(torch.ops.neuron_test, f"op{number}")(*tensors)
+            assert result.tolist() == [sum(range(1, len(tensors) + 1))] * 3
+            assert f"neuron_test::op{number}" in torch.neuron.get_fallback_ops()
+
+
+def test_lazy_clone_is_a_clone() -> None:
+    x = torch.ones(2, device="neuron")
+    y = torch._lazy_clone(x)
+    y.add_(1)
+    assert (x.tolist(), y.tolist()) == ([1.0, 1.0], [2.0, 2.0])
+
+
+# ---- tensors on the wrong device -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c, n, i: c.__setitem__(i, n),
+        lambda c, n, i: c[i],
+        lambda c, n, i: n.__setitem__(i, c),
+        lambda c, n, i: n.index_put_((i,), c),
+        lambda c, n, i: torch._fused_adam_(
+            [c], [n], [n], [n], [], [], lr=0.1, beta1=0.9, beta2=0.9, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False
+        ),
+    ],
+    ids=["set neuron values", "cpu indexed on neuron", "set cpu values", "index_put", "fused adam"],
+)  # fmt: skip
+def test_cpu_tensors_where_neuron_tensors_belong(call) -> None:
+    index = torch.tensor([0, 1, 2], device="neuron")
+    with pytest.raises(RuntimeError, match="same device"):
+        call(torch.ones(3), torch.ones(3, device="neuron"), index)
+
+
+def test_indices_may_be_on_the_cpu() -> None:
+    x = torch.arange(4.0, device="neuron")
+    assert x[torch.tensor([2, 0])].tolist() == [2.0, 0.0]
+    x[torch.tensor([1])] = 9
+    assert x.tolist() == [0.0, 9.0, 2.0, 3.0]
+
+
+# ---- what the call can refuse, it refuses at the call --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        (lambda x: F.smooth_l1_loss(x, x, beta=1.0), lambda x: F.smooth_l1_loss(x, x, beta=-1.0)),
+        (
+            lambda x: torch.ops.aten.elu_backward(x, 1.0, 1.0, 1.0, True, x),
+            lambda x: torch.ops.aten.elu_backward(x, -1.0, 1.0, 1.0, True, x),
+        ),
+        (lambda x: torch._foreach_pow([x.int()], 2), lambda x: torch._foreach_pow([x.int()], -2)),
+        (
+            lambda x: torch.empty(3, device="neuron:1").copy_(x),
+            lambda x: torch.empty(2, device="neuron:1").copy_(x),
+        ),
+        (
+            lambda x: torch.empty(3).pin_memory().copy_(x, non_blocking=True),
+            lambda x: torch.empty(2).pin_memory().copy_(x, non_blocking=True),
+        ),
+    ],
+    ids=["smooth_l1_loss", "elu_backward", "foreach_pow", "copy between devices", "copy to pinned memory"],
+)
+def test_refused_at_the_call(hand_off, good, bad) -> None:
+    x = torch.ones(3, device="neuron")
+    good(x)
+    torch.neuron._sleep(20_000_000)
+    with pytest.raises(RuntimeError):
+        bad(x)
+    torch.neuron.synchronize()

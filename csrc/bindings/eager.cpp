@@ -8,7 +8,7 @@
 #include "eager/op_launch.h"
 #include "eager/registration.h"
 #include "eager/signature.h"
-#include "eager/thread_count.h"
+#include "eager/thread_settings.h"
 #include "stream/stream.h"
 #include "stream/stream_pool.h"
 
@@ -140,6 +140,7 @@ void bind_eager(py::module& module) {
   module.def("_set_fallbacks_forbidden", &eager::set_fallbacks_forbidden);
   module.def("_fallbacks_forbidden", &eager::fallbacks_forbidden);
   module.def("_set_num_threads", &eager::set_thread_count);
+  module.def("_set_flush_denormal", &eager::set_flush_denormal);
   module.def("_shutdown", [] {
     py::gil_scoped_release no_gil;
     stop_all_streams();

@@ -16,6 +16,7 @@
 #include "stream/stream_pool.h"
 #include "trace/inline_span.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/List.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ApproximateClock.h>
@@ -261,6 +262,9 @@ torch::jit::Stack enqueue(
 bool worth_enqueueing(const ScannedCall& call, const Record& record, const Stream::Submission& submission) {
   if (record.inline_only || config::get().launch_blocking || (call.entry->random && host_rng())) {
     return false;
+  }
+  if (C10_UNLIKELY(at::globalContext().deterministicAlgorithms())) {
+    return false; // a kernel without a deterministic form raises: at the call, and only while the mode is on
   }
   const HandOff when = hand_off();
   if (C10_UNLIKELY(when != HandOff::Measured)) {

@@ -11,6 +11,7 @@
 #include "stream/stream_pool.h"
 #include "trace/inline_span.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/clone.h>
@@ -62,11 +63,16 @@ void between_devices(at::Tensor& self, const at::Tensor& source) {
   // it is asked to do next.
   from.wait_stream(to);
   memory::record_stream(self.storage().data_ptr(), from);
-  Stream::Submission submission(from);
-  mark_use(storage_of(*source.unsafeGetTensorImpl()), from, from.submitted() + 1);
-  mark_use(storage_of(*self.unsafeGetTensorImpl()), from, from.submitted() + 1);
-  copy_in_stream_order(from, "neuron::copy_device_to_device", host_view(self), host_view(source));
-  to.wait_stream(from);
+  uint64_t seq = 0;
+  {
+    Stream::Submission submission(from);
+    seq = from.submitted() + 1;
+    mark_use(storage_of(*source.unsafeGetTensorImpl()), from, seq);
+    mark_use(storage_of(*self.unsafeGetTensorImpl()), from, seq);
+    copy_in_stream_order(from, "neuron::copy_device_to_device", host_view(self), host_view(source));
+  }
+  // Not under the lock of `from`: a copy in the other direction takes the two locks in the other order.
+  to.wait_launch(from, seq, "neuron::wait_stream");
 }
 
 void from_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
@@ -118,6 +124,11 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   if (source._is_zerotensor()) {
     return self.zero_();
   }
+  // Here, since the copy itself may run later.
+  const auto shape = at::infer_size_dimvector(self.sizes(), source.sizes());
+  TORCH_CHECK(
+      c10::IntArrayRef(shape) == self.sizes(), "output with shape ", self.sizes(),
+      " doesn't match the broadcast shape ", c10::IntArrayRef(shape));
   const bool to_neuron = self.is_privateuseone();
   const bool from_neuron = source.is_privateuseone();
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -127,8 +138,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
       ") is not supported");
   if (to_neuron && from_neuron && self.device() == source.device()) {
     within_device(self, source, non_blocking);
-  } else if (self.numel() == 0 && source.numel() <= 1) {
-    // nothing to copy, and nothing that could be refused
+  } else if (self.numel() == 0) {
+    // nothing to copy
   } else if (to_neuron && from_neuron) {
     between_devices(self, source);
   } else if (to_neuron) {
@@ -148,6 +159,10 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& self, bool non_
 at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& self) {
   self.resize_(source.sizes());
   return copy_from(source, self, /*non_blocking=*/false);
+}
+
+at::Tensor clone_now(const at::Tensor& self) {
+  return at::clone(self);
 }
 
 c10::Scalar local_scalar_dense(const at::Tensor& self) {

@@ -29,14 +29,19 @@ struct CachedEntry {
 constexpr size_t kCacheSize = 1024;
 thread_local CachedEntry t_cache[kCacheSize];
 
+// Operators of a torch.library end with it, and the next one may get the same handle.
+bool belongs_to(const OpEntry& entry, const c10::OperatorHandle& op) {
+  return !entry.foreign || *entry.foreign_schema == op.schema();
+}
+
 OpEntry& find_or_make(const c10::OperatorHandle& op, size_t key) {
   auto& all = registry();
   std::lock_guard<std::mutex> lock(all.mutex);
-  auto it = all.by_handle.find(key);
-  if (it == all.by_handle.end()) {
-    it = all.by_handle.emplace(key, &all.entries.emplace_back(op)).first;
+  OpEntry*& entry = all.by_handle[key];
+  if (entry == nullptr || !belongs_to(*entry, op)) {
+    entry = &all.entries.emplace_back(op);
   }
-  return *it->second;
+  return *entry;
 }
 
 } // namespace
@@ -72,6 +77,9 @@ OpEntry::OpEntry(const c10::OperatorHandle& handle) : op(handle) {
     }
   }
   apply_policy(*this);
+  if (foreign) {
+    foreign_schema = schema;
+  }
 }
 
 bool OpEntry::has_host_kernel() const {
@@ -81,7 +89,7 @@ bool OpEntry::has_host_kernel() const {
 OpEntry& op_entry(const c10::OperatorHandle& op) {
   const size_t key = std::hash<c10::OperatorHandle>{}(op);
   CachedEntry& cached = t_cache[(key >> 4) % kCacheSize];
-  if (C10_UNLIKELY(cached.key != key)) {
+  if (C10_UNLIKELY(cached.key != key || !belongs_to(*cached.entry, op))) {
     cached = {key, &find_or_make(op, key)};
   }
   return *cached.entry;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct OpEntry {
   // Bit i stands for argument i; arguments past 63 count as neither.
   uint64_t mutable_args = 0;
   uint64_t free_scalars = 0;         // numbers whose value can neither shape the result nor be refused at the call
+  uint64_t host_args = 0;            // may be CPU tensors of any size next to neuron tensors
   std::vector<int8_t> return_is_arg; // for each return: the argument that it is (in-place and out= forms), or -1
   int8_t generator_arg = -1;
 
@@ -30,16 +32,18 @@ struct OpEntry {
   bool random = false;         // draws from a generator
   bool masks_select = false;   // a bool or uint8 index makes the shape of the result depend on data
   bool fails_late = false;     // data can make the kernel raise: remember the user's line
-  bool host_operands = false;  // takes CPU tensors next to neuron tensors
   bool foreign = false;        // not PyTorch's own: its CPU kernel may be Python and need the GIL
   bool bumps_versions = false; // in place on a list: nothing above the kernel counts the writes for autograd
   int8_t host_result = -1;     // this return stays on the CPU
+
+  std::optional<c10::FunctionSchema> foreign_schema; // when `foreign`
 
   std::atomic<uint64_t> calls{0};
   std::atomic<uint64_t> fallbacks{0};
 
   bool has_host_kernel() const;
   bool is_mutable(uint32_t arg) const { return arg < 64 && ((mutable_args >> arg) & 1) != 0; }
+  bool takes_host_tensor(uint32_t arg) const { return foreign || (arg < 64 && ((host_args >> arg) & 1) != 0); }
   bool is_free_scalar(uint32_t arg) const { return arg < 64 && ((free_scalars >> arg) & 1) != 0; }
 };
 

@@ -3,7 +3,7 @@
 #include "eager/alias.h"
 #include "eager/launch_generator.h"
 #include "eager/narrowing.h"
-#include "eager/thread_count.h"
+#include "eager/thread_settings.h"
 #include "memory/guard_pages.h"
 
 #include <ATen/core/List.h>
@@ -129,7 +129,7 @@ void OpLaunch::call_kernel() {
       stack_[static_cast<size_t>(entry_->generator_arg)] = launch_generator(philox_);
     }
   }
-  follow_thread_count(own_thread_count_);
+  follow_thread_settings(own_thread_count_);
   const auto start = c10::getApproximateTime();
   entry_->op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
   if (C10_UNLIKELY(narrowing())) {

@@ -44,18 +44,18 @@ const Names& free_scalars() {
       "true_divide true_divide_ addcmul addcmul_ addcdiv addcdiv_ addmm addmm_ addmv addmv_ addbmm addbmm_ "
       "baddbmm baddbmm_ addr addr_ lerp lerp_ fill_ fill masked_fill masked_fill_ eq eq_ ne ne_ lt lt_ le le_ "
       "gt gt_ ge ge_ maximum minimum clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ leaky_relu "
-      "leaky_relu_ leaky_relu_backward elu elu_ elu_backward softplus softplus_backward threshold threshold_ "
+      "leaky_relu_ elu elu_ softplus softplus_backward threshold threshold_ "
       "threshold_backward hardtanh hardtanh_ hardtanh_backward native_layer_norm native_group_norm "
       "native_batch_norm native_batch_norm_backward _native_batch_norm_legit "
       "_native_batch_norm_legit_no_training batch_norm_update_stats copysign copysign_ atan2 atan2_ hypot "
-      "hypot_ where _fused_rms_norm _addmm_activation constant_pad_nd smooth_l1_loss smooth_l1_loss_backward "
-      "huber_loss_backward logit logit_");
+      "hypot_ where _fused_rms_norm _addmm_activation constant_pad_nd logit logit_");
   return names;
 }
 
 bool all_scalars_free(std::string_view base) {
-  return base.starts_with("_foreach_") || base.starts_with("_fused_adam") || base.starts_with("_fused_sgd") ||
-         base.starts_with("_fused_adagrad") || base.starts_with("_fused_muon") || free_scalars().contains(base);
+  return (base.starts_with("_foreach_") && !base.starts_with("_foreach_pow")) || base.starts_with("_fused_adam") ||
+         base.starts_with("_fused_sgd") || base.starts_with("_fused_adagrad") || base.starts_with("_fused_muon") ||
+         free_scalars().contains(base);
 }
 
 // Values in a tensor can make the kernel raise (an index out of range, a matrix that is not positive definite).
@@ -75,12 +75,19 @@ bool may_fail_late(std::string_view base) {
          base.starts_with("_linalg_") || base.starts_with("_grouped_mm") || base.starts_with("_scaled");
 }
 
-// Operators that take CPU tensors of any size next to neuron tensors, as they do next to cuda tensors.
-const Names& host_operands() {
+// Operators that take CPU tensors of any size next to neuron tensors, as they do next to cuda tensors, and the
+// arguments that may be such.
+const Names& with_host_operands() {
   static const Names names = words(
       "index index_put index_put_ _index_put_impl_ _unsafe_index _unsafe_index_put _unsafe_masked_index "
       "_pack_padded_sequence _padded_tensor _ctc_loss _ctc_loss_backward _fused_adam_ _fused_adamw_ _fused_sgd_ "
       "_fused_adagrad_");
+  return names;
+}
+
+const Names& host_operands() {
+  static const Names names =
+      words("indices lengths batch_sizes targets input_lengths target_lengths state_steps lr grad_scale found_inf");
   return names;
 }
 
@@ -134,7 +141,13 @@ void apply_policy(OpEntry& entry) {
   entry.masks_select = base == "index" || base == "_unsafe_index";
   entry.random = entry.generator_arg >= 0 || random_without_generator().contains(base);
   entry.fails_late = may_fail_late(base);
-  entry.host_operands = entry.foreign || host_operands().contains(base);
+  if (with_host_operands().contains(base)) {
+    for (uint32_t i = 0; i < entry.num_args && i < 64; ++i) {
+      if (host_operands().contains(schema.arguments()[i].name())) {
+        entry.host_args |= uint64_t{1} << i;
+      }
+    }
+  }
   entry.bumps_versions = base.starts_with("_foreach_") && base.ends_with('_');
   if (base == "_pack_padded_sequence") {
     entry.host_result = 1; // batch_sizes is read by the host, on every device

@@ -46,6 +46,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty_memory_format);
   m.impl("empty_strided", &empty_strided);
   m.impl("resize_", &resize_);
+  m.impl("_lazy_clone", &clone_now);
   m.impl("set_.source_Storage_storage_offset", &set_storage);
   m.impl("set_.source_Storage", &set_whole_storage);
   m.impl("set_.source_Tensor", &at::native::set_tensor_);

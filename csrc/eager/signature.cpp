@@ -180,7 +180,7 @@ class Scanner {
       call_.host_scalars = true;
       return false;
     }
-    if (!entry_.host_operands) {
+    if (!entry_.takes_host_tensor(index)) {
       raise_host_tensor(impl);
     }
     call_.host_tensors = true;

@@ -10,7 +10,7 @@
 #include "eager/neuron_tensor.h"
 #include "eager/op_entry.h"
 #include "eager/op_launch.h"
-#include "eager/thread_count.h"
+#include "eager/thread_settings.h"
 #include "memory/guard_pages.h"
 #include "memory/kernel_memory.h"
 #include "memory/storage.h"
@@ -154,7 +154,7 @@ struct Typed<Op, Result(Args...)> {
   static Result run(c10::DeviceIndex device, Stream& stream, Args... args) {
     entry().calls.fetch_add(1, std::memory_order_relaxed);
     launch_counters().inline_runs.fetch_add(1, std::memory_order_relaxed);
-    follow_thread_count();
+    follow_thread_settings();
     AliasPool pool;
     memory::DeviceAccess access;
     c10::impl::ExcludeDispatchKeyGuard below(keys_above_kernels());

@@ -23,6 +23,7 @@ def install() -> None:
         _name_dlpack_device()
         _wait_before_dlpack_export()
         _tell_the_thread_count()
+        _wait_before_settings_change()
         _accumulate_losses_as_on_the_cpu()
 
 
@@ -33,12 +34,55 @@ def _tell_the_thread_count() -> None:
 
     @functools.wraps(original)
     def set_num_threads(num: int) -> None:
+        _C._drain()
         before = torch.get_num_threads()
         original(num)
         _C._set_num_threads(num, threading.current_thread() is threading.main_thread(), before)
 
     torch.set_num_threads = set_num_threads  # type: ignore[assignment]
     installed.append("torch.set_num_threads")
+
+
+# Settings of the process that the host's kernels read when they run.
+_READ_BY_KERNELS = (
+    "_set_mkldnn_enabled",
+    "_set_mkldnn_deterministic",
+    "_set_default_dtype",
+    "_set_deterministic_algorithms",
+    "_set_deterministic_fill_uninitialized_memory",
+    "_set_float32_matmul_precision",
+    "_set_fp32_precision_setter",
+)
+
+
+def _wait_before_settings_change() -> None:
+    # A launch must run with the settings of its call. They change rarely, so the change waits for what is pending.
+    # Checked on torch 2.13.0, where PyTorch's Python code looks these functions up at each call.
+    def waits(original: Any) -> Any:
+        @functools.wraps(original)
+        def setter(*args: Any, **kwargs: Any) -> Any:
+            _C._drain()
+            return original(*args, **kwargs)
+
+        return setter
+
+    for name in _READ_BY_KERNELS:
+        if hasattr(torch._C, name):
+            setattr(torch._C, name, waits(getattr(torch._C, name)))
+            installed.append(f"torch._C.{name}")
+
+    set_here = torch.set_flush_denormal
+
+    @functools.wraps(set_here)
+    def set_flush_denormal(mode: bool) -> bool:
+        _C._drain()
+        supported = set_here(mode)
+        if supported:
+            _C._set_flush_denormal(mode)  # to PyTorch, this too belongs to the thread that sets it
+        return supported
+
+    torch.set_flush_denormal = set_flush_denormal  # type: ignore[assignment]
+    installed.append("torch.set_flush_denormal")
 
 
 def _accumulate_losses_as_on_the_cpu() -> None:
