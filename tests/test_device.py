@@ -308,3 +308,21 @@ def test_op_tracking() -> None:
     assert torch.neuron.get_fallback_ops() == []
     torch.neuron.clear_op_tracking()
     assert torch.neuron.get_executed_ops() == []
+
+
+def test_names_that_libraries_use() -> None:
+    assert torch.neuron.OutOfMemoryError is torch.OutOfMemoryError
+    assert torch.neuron.AcceleratorError is torch.AcceleratorError
+    assert torch.neuron.is_current_stream_capturing() is False
+    assert torch.neuron.ipc_collect() is None
+    called = []
+    torch.neuron._lazy_call(lambda: called.append(1))
+    assert called == [1]
+    before = torch.neuron._exchange_device(1)
+    try:
+        assert torch.neuron.current_device() == 1 and torch.neuron._maybe_exchange_device(-1) == 1
+    finally:
+        torch.neuron._exchange_device(before)
+    import torch_neuronx
+
+    assert torch_neuronx._is_in_bad_fork() is False

@@ -15,6 +15,9 @@ from typing import Any
 
 DEVICE_NAME = "neuron"
 
+# What libraries ask a device module for although it begins with an underscore.
+_PRIVATE_NAMES = frozenset({"_is_in_bad_fork", "_lazy_call", "_lazy_init", "_sleep"})
+
 # Parts of the package that are imported when they are first asked for.
 _LAZY_MODULES = frozenset({"parity", "profiler"})
 
@@ -146,6 +149,6 @@ def find_public(name: str) -> Any:
     is_private = name.startswith("_") or importlib.util.find_spec(f"{__package__}.{name}") is not None
     if _failure is not None and not is_private:
         _raise_unavailable()
-    if _module is not None and not is_private and hasattr(_module, name):
+    if _module is not None and (not is_private or name in _PRIVATE_NAMES) and hasattr(_module, name):
         return getattr(_module, name)
     raise AttributeError(f"module {__package__!r} has no attribute {name!r}")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from torch_neuronx import _C, amp, devices, memory, patches, random, serialization, streams
 from torch_neuronx.amp import get_amp_supported_dtype, host_autocast, is_bf16_supported, is_host_autocast_enabled
@@ -53,9 +56,29 @@ from torch_neuronx.streams import (
     wait_stream,
 )
 
-# What PyTorch itself asks a device module for, by these names.
+# The exceptions of all accelerators, under the names that torch.cuda has for them.
+OutOfMemoryError = torch.OutOfMemoryError
+AcceleratorError = torch.AcceleratorError
+
+# What PyTorch itself and libraries ask a device module for, by these names.
 _is_in_bad_fork = devices.is_in_bad_fork
 _lazy_init = devices.init
+_exchange_device = _C.exchange_device
+_maybe_exchange_device = _C.exchange_device  # changing the device starts nothing, so there is no case to leave out
+
+
+def _lazy_call(callback: Callable[[], object]) -> None:
+    """Calls `callback` at once: nothing of the device has to wait until it is started."""
+    callback()
+
+
+def is_current_stream_capturing() -> bool:
+    """Whether the current stream records a graph instead of running: never, there are no device graphs."""
+    return False
+
+
+def ipc_collect() -> None:
+    """Frees memory that other processes have given back: none, since neuron memory is not shared between processes."""
 
 
 class _utils:
@@ -98,6 +121,8 @@ __all__ = [
     "Stream",
     "StreamContext",
     "amp",
+    "AcceleratorError",
+    "OutOfMemoryError",
     "can_device_access_peer",
     "clear_op_tracking",
     "current_device",
@@ -119,7 +144,9 @@ __all__ = [
     "init",
     "initial_seed",
     "is_available",
+    "ipc_collect",
     "is_bf16_supported",
+    "is_current_stream_capturing",
     "is_host_autocast_enabled",
     "is_host_rng_enabled",
     "is_initialized",
