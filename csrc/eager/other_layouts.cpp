@@ -1,11 +1,14 @@
 // Sparse, nested and quantized tensors: neuron carries strided ones. What has no kernel says so by name, and compressed
 // sparse tensors, which PyTorch would build from strided parts and then be unable to use, are refused when made.
+#include "eager/other_layouts.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <string>
+#include <utility>
 
 namespace neuron::eager {
 
@@ -34,19 +37,19 @@ torch::CppFunction refusal() {
   return torch::CppFunction::makeFromBoxedFunction<&refuse<Layout>>();
 }
 
+// Never destroyed: deregistering at exit would race with what still runs.
+void refuse_all(c10::DispatchKey key, torch::CppFunction refusal) {
+  auto* const library = new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
+  library->fallback(std::move(refusal));
+}
+
 } // namespace
 
-TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
-  m.fallback(refusal<Sparse>());
-}
-TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
-  m.fallback(refusal<Sparse>());
-}
-TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
-  m.fallback(refusal<Nested>());
-}
-TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
-  m.fallback(refusal<Quantized>());
+void refuse_other_layouts() {
+  refuse_all(c10::DispatchKey::SparsePrivateUse1, refusal<Sparse>());
+  refuse_all(c10::DispatchKey::SparseCsrPrivateUse1, refusal<Sparse>());
+  refuse_all(c10::DispatchKey::NestedTensorPrivateUse1, refusal<Nested>());
+  refuse_all(c10::DispatchKey::QuantizedPrivateUse1, refusal<Quantized>());
 }
 
 // The layout that is asked for decides where PyTorch sends this one.

@@ -5,6 +5,7 @@
 #include "eager/boxed_kernel.h"
 #include "eager/copy.h"
 #include "eager/factories.h"
+#include "eager/other_layouts.h"
 #include "eager/policy.h"
 #include "eager/typed_kernels.h"
 #include "memory/kernel_memory.h"
@@ -109,7 +110,11 @@ void install() {
   installed = true;
   register_storage_impl();
   memory::install_host_allocator_hook();
-  config::call_at_start(&register_composites); // about a thousand operators: too slow for an import
+  // About a thousand operators, and several fallbacks for all of them: too slow for an import.
+  config::call_at_start([] {
+    register_composites();
+    refuse_other_layouts();
+  });
 }
 
 } // namespace neuron::eager
