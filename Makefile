@@ -20,7 +20,7 @@ PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_
 TORCH_NAME := $(subst /,-,$(TORCH))
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 CXX_SOURCES := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -type d)
-CXX_FORMATTED = $(shell find csrc -name '*.h' -o -name '*.cpp')
+CXX_FORMATTED = $(shell find csrc tests/sanitize -name '*.h' -o -name '*.cpp')
 
 # ---- setting up: each stamp is older than what it depends on, or the step runs again ---------------------------------
 
@@ -108,7 +108,7 @@ sanitize-address sanitize-thread: sanitize-%: setup
 lint: setup $(STAMPS)/lint ## formatting, lint and types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	@echo "clang-format --dry-run -Werror csrc"
+	@echo "clang-format --dry-run -Werror csrc tests/sanitize"
 	@$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FORMATTED)
 	$(PY) -m mypy
 
@@ -116,7 +116,7 @@ lint: setup $(STAMPS)/lint ## formatting, lint and types
 format: $(STAMPS)/lint ## bring all code into its form
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
-	@echo "clang-format -i csrc"
+	@echo "clang-format -i csrc tests/sanitize"
 	@$(VENV)/bin/clang-format -i $(CXX_FORMATTED)
 
 # ---- the rest --------------------------------------------------------------------------------------------------------

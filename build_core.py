@@ -23,6 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 SOURCES = ROOT / "csrc"
+STRESS = ROOT / "tests" / "sanitize"
 PACKAGE = ROOT / "src" / "torch_neuronx"
 TORCH_DEFAULT = "torch==2.13.0"
 TORCH_RANGE = "torch>=2.13,<2.15"
@@ -31,9 +32,12 @@ TORCH_SUPPORTED = ((2, 13), (2, 14))
 OPTIMIZED = ["-O2", "-g0"]
 SANITIZERS = {
     "": OPTIMIZED,
-    "address": ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize=vptr"],
-    "thread": ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=thread"],
+    "address": ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize=vptr"],
+    "thread": ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=thread"],
 }
+# Reading torch's headers and instantiating what they hold takes most of the time of a compilation, and twice as long
+# with a sanitizer. So a sanitizer's build compiles each of these folders as one file; file-local names must differ.
+JOINED = ("bindings", "device", "eager", "memory", "trace")
 
 # Finds torch without importing it, which takes seconds and would load the device backends installed beside it.
 LOCATE_TORCH = """
@@ -133,7 +137,7 @@ def _ninja_file(torch: Torch, build_dir: Path, sanitizer: str) -> str:
     cxxflags = [
         *mode,
         "-std=c++20 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -DNDEBUG",
-        "-Wall -Wextra -Wno-unused-parameter" if sanitizer else "-Wall -Wextra",
+        "-Wall -Wextra" if not sanitizer else "-w",  # warnings are for the usual build; these have false ones
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.cxx11_abi)} -DTORCH_EXTENSION_NAME=_C",
         "-Icsrc",
         *(f"-isystem '{path}'" for path in system_includes),
@@ -156,16 +160,34 @@ def _ninja_file(torch: Torch, build_dir: Path, sanitizer: str) -> str:
         "  depfile = $out.d",
         "  deps = gcc",
         "  description = compile $in",
+        "rule program",
+        f"  command = $cxx $in {' '.join(mode)} -L'{lib}' -Wl,-rpath,'{lib}' -ltorch -ltorch_cpu -lc10 -o $out",
+        "  description = link $out",
         "rule link",
         "  command = $cxx $in $ldflags -o $out",
         "  description = link $out",
     ]
-    objects = []
-    for source in sorted(SOURCES.rglob("*.cpp")):
-        relative = source.relative_to(ROOT)
-        objects.append(_escape(build_dir / relative.with_suffix(".o")))
-        lines.append(f"build {objects[-1]}: compile {_escape(relative)}")
-    lines.append(f"build {_escape(build_dir / '_C.so')}: link {' '.join(objects)}")
+
+    def compiled(source: Path, output: Path) -> str:
+        lines.append(f"build {_escape(build_dir / output)}: compile {_escape(source)}")
+        return _escape(build_dir / output)
+
+    bindings, core = [], []  # objects that know Python, and all others
+    for folder in sorted(path for path in SOURCES.iterdir() if path.is_dir()):
+        objects = bindings if folder.name == "bindings" else core
+        sources = [source.relative_to(ROOT) for source in sorted(folder.rglob("*.cpp"))]
+        if sanitizer and folder.name in JOINED:
+            joined = build_dir / f"{folder.name}.cpp"
+            includes = [f'#include "{source.relative_to(SOURCES.name)}"\n' for source in sources]
+            _write_if_changed(ROOT / joined, "".join(includes))
+            objects.append(compiled(joined, Path(f"{folder.name}.o")))
+        else:
+            objects.extend(compiled(source, source.with_suffix(".o")) for source in sources)
+    lines.append(f"build {_escape(build_dir / '_C.so')}: link {' '.join(bindings + core)}")
+    if sanitizer:
+        for source in sorted(STRESS.glob("*.cpp")):
+            main = compiled(source.relative_to(ROOT), Path(f"{source.stem}.o"))
+            lines.append(f"build {_escape(build_dir / source.stem)}: program {main} {' '.join(core)}")
     return "\n".join(lines) + "\n"
 
 
@@ -213,17 +235,24 @@ def build() -> None:
         raise SystemExit("build_core: the C++ core failed to build; the first error above says why")
 
 
-def deliver(package: Path) -> None:
-    """Puts what `build` built into a directory with the Python package, with a note for which torch it was built."""
-    variant = Variant.wanted()
-    built = ROOT / variant.build_dir / "_C.so"
-    target = package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
-    package.mkdir(parents=True, exist_ok=True)
+def _copy(built: Path, target: Path) -> None:
     if not target.exists() or target.stat().st_mtime_ns != built.stat().st_mtime_ns:
         # Replaced, not overwritten: a running process may have the old file mapped.
         partial = target.with_suffix(".partial")
         shutil.copy2(built, partial)
         partial.replace(target)
+
+
+def deliver(package: Path) -> None:
+    """Puts what `build` built into a directory with the Python package, with a note for which torch it was built.
+
+    The stress programs of a sanitizer's build go beside that directory.
+    """
+    variant = Variant.wanted()
+    package.mkdir(parents=True, exist_ok=True)
+    _copy(ROOT / variant.build_dir / "_C.so", package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")
+    for source in STRESS.glob("*.cpp") if variant.sanitizer else ():
+        _copy(ROOT / variant.build_dir / source.stem, package.parent / source.stem)
     note = '"""Written by the build: what the core beside this file was compiled for."""\n\nTORCH = "{}"\n'
     _write_if_changed(package / "_built_for.py", note.format(variant.torch.version))
 

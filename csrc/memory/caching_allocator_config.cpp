@@ -51,10 +51,6 @@ double parse_share(std::string_view key, std::string_view value) {
   return share;
 }
 
-size_t whole_segments(size_t bytes) {
-  return (bytes + kSegmentAlignment - 1) / kSegmentAlignment * kSegmentAlignment;
-}
-
 } // namespace
 
 AllocatorConfig parse_allocator_config(const std::string& text, AllocatorConfig config) {

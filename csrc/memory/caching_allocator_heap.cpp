@@ -14,10 +14,6 @@ size_t min_rest_bytes(Pool pool) {
   return pool == Pool::kSmall ? kMinBlockBytes : kExactRounding;
 }
 
-size_t whole_segments(size_t bytes) {
-  return (bytes + kSegmentAlignment - 1) / kSegmentAlignment * kSegmentAlignment;
-}
-
 int64_t now_us() {
   using namespace std::chrono;
   return duration_cast<microseconds>(system_clock::now().time_since_epoch()).count();

@@ -19,7 +19,6 @@ namespace neuron::memory {
 
 namespace {
 
-constexpr size_t kMaxDevices = 128; // c10::DeviceIndex is 8 bits
 std::array<std::atomic<DeviceHeap*>, kMaxDevices> heaps{};
 std::mutex& heaps_mutex() {
   static auto* mutex = new std::mutex;

@@ -99,16 +99,16 @@ class PinnedHostAllocator final : public at::HostAllocator {
   at::DurationStat free_time_;
 };
 
-extern const int fork_handlers_failed;
+extern const int host_fork_handlers_failed;
 
-PinnedHostAllocator& instance() {
+PinnedHostAllocator& host_allocator() {
   static auto* const allocator = new PinnedHostAllocator; // tensors may be freed while the process exits
   return *allocator;
 }
 
 void PinnedHostAllocator::release(void* context) {
   if (context != nullptr) {
-    instance().free(*static_cast<PinnedBlock*>(context));
+    host_allocator().free(*static_cast<PinnedBlock*>(context));
   }
 }
 
@@ -127,7 +127,7 @@ c10::DataPtr PinnedHostAllocator::allocate(size_t nbytes) {
   if (nbytes == 0) {
     return {nullptr, nullptr, &release, kHost};
   }
-  TORCH_INTERNAL_ASSERT(fork_handlers_failed == 0, "pthread_atfork failed with error ", fork_handlers_failed);
+  TORCH_INTERNAL_ASSERT(host_fork_handlers_failed == 0, "pthread_atfork failed with error ", host_fork_handlers_failed);
   const size_t bytes = rounded(nbytes);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -260,19 +260,20 @@ void PinnedHostAllocator::reset_peak_stats() {
 }
 
 // While the library is loaded, so before those of device/config (see caching_allocator_registry.cpp).
-const int fork_handlers_failed = pthread_atfork(
-    [] { instance().mutex().lock(); }, [] { instance().mutex().unlock(); }, [] { instance().mutex().unlock(); });
+const int host_fork_handlers_failed = pthread_atfork(
+    [] { host_allocator().mutex().lock(); }, [] { host_allocator().mutex().unlock(); },
+    [] { host_allocator().mutex().unlock(); });
 
-const at::HostAllocatorRegistry<c10::DeviceType::PrivateUse1> registration(&instance());
+const at::HostAllocatorRegistry<c10::DeviceType::PrivateUse1> host_registration(&host_allocator());
 
 } // namespace
 
 bool is_pinned(const void* ptr) noexcept {
-  return instance().contains(ptr);
+  return host_allocator().contains(ptr);
 }
 
 at::HostAllocator& pinned_host_allocator() {
-  return instance();
+  return host_allocator();
 }
 
 } // namespace neuron::memory

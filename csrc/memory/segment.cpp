@@ -14,7 +14,6 @@ namespace {
 // Twice the memory: segments of many sizes come and go, and addresses, unlike memory, cost nothing.
 constexpr size_t kAddressesPerByte = 2;
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
-constexpr size_t kMaxDevices = 128; // c10::DeviceIndex is 8 bits
 
 struct Range {
   std::atomic<uintptr_t> start{0};

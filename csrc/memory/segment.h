@@ -14,6 +14,11 @@
 namespace neuron::memory {
 
 constexpr size_t kSegmentAlignment = size_t{2} << 20; // the huge page size, so that segments can be made of them
+constexpr size_t kMaxDevices = 128;                   // c10::DeviceIndex has 8 bits
+
+inline size_t whole_segments(size_t bytes) noexcept {
+  return (bytes + kSegmentAlignment - 1) / kSegmentAlignment * kSegmentAlignment;
+}
 
 class AddressSpace {
  public:

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <chrono>
+#include <utility>
 
 namespace neuron {
 
@@ -33,35 +34,46 @@ void Event::record(Stream& stream) {
     recording->seq =
         stream.submit([recording] { recording->reached_ns.store(steady_now_ns(), std::memory_order_release); }, source);
   }
-  recording_ = std::move(recording);
+  std::shared_ptr<const Recording> replaced = std::move(recording);
+  std::lock_guard<std::mutex> lock(mutex_);
+  recording_.swap(replaced);
+}
+
+std::shared_ptr<const Event::Recording> Event::newest() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return recording_;
 }
 
 void Event::block(Stream& stream) const {
-  if (recording_ != nullptr) {
-    stream.wait_launch(*recording_->stream, recording_->seq, "neuron::event_wait");
+  if (const auto recording = newest()) {
+    stream.wait_launch(*recording->stream, recording->seq, "neuron::event_wait");
   }
 }
 
 bool Event::query() const {
-  return recording_ == nullptr || recording_->stream->completed() >= recording_->seq;
+  const auto recording = newest();
+  return recording == nullptr || recording->stream->completed() >= recording->seq;
 }
 
 void Event::synchronize() const {
-  if (recording_ != nullptr) {
-    recording_->stream->wait(recording_->seq);
-    recording_->stream->raise_pending_error();
+  if (const auto recording = newest()) {
+    recording->stream->wait(recording->seq);
+    recording->stream->raise_pending_error();
   }
 }
 
 double Event::elapsed_ms(const Event& end) const {
   TORCH_CHECK_VALUE(
       enable_timing_ && end.enable_timing_, "Both events must be created with argument 'enable_timing=True'.");
-  TORCH_CHECK_VALUE(recorded() && end.recorded(), "Both events must be recorded before calculating elapsed time.");
-  TORCH_CHECK_VALUE(query() && end.query(), "Both events must be completed before calculating elapsed time.");
-  return static_cast<double>(
-             end.recording_->reached_ns.load(std::memory_order_acquire) -
-             recording_->reached_ns.load(std::memory_order_acquire)) /
-         1e6;
+  const auto from = newest();
+  const auto to = end.newest();
+  TORCH_CHECK_VALUE(from != nullptr && to != nullptr, "Both events must be recorded before calculating elapsed time.");
+  TORCH_CHECK_VALUE(
+      from->stream->completed() >= from->seq && to->stream->completed() >= to->seq,
+      "Both events must be completed before calculating elapsed time.");
+  const int64_t nanoseconds =
+      to->reached_ns.load(std::memory_order_acquire) - from->reached_ns.load(std::memory_order_acquire);
+  return static_cast<double>(nanoseconds) / 1e6;
 }
 
 } // namespace neuron

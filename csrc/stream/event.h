@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 
 namespace neuron {
 
@@ -25,7 +26,7 @@ class Event {
   double elapsed_ms(const Event& end) const;
 
   bool timing_enabled() const { return enable_timing_; }
-  bool recorded() const { return recording_ != nullptr; }
+  bool recorded() const { return newest() != nullptr; }
 
  private:
   struct Recording {
@@ -33,8 +34,12 @@ class Event {
     uint64_t seq = 0;
     std::atomic<int64_t> reached_ns{0};
   };
-  bool enable_timing_;
-  std::shared_ptr<Recording> recording_;
+  std::shared_ptr<const Recording> newest() const;
+
+  const bool enable_timing_;
+  // One thread may wait for the event while another records it again; neither holds the GIL.
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Recording> recording_;
 };
 
 } // namespace neuron

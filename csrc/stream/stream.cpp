@@ -23,7 +23,7 @@ namespace {
 constexpr std::chrono::microseconds kExecutorSpin{40};
 constexpr std::chrono::microseconds kWaiterSpin{40};
 
-thread_local bool t_on_executor = false;
+thread_local const Stream* t_executed = nullptr; // the stream whose launches this thread runs
 
 std::atomic<DescribePythonLine> g_describe_python_line{nullptr};
 
@@ -46,7 +46,7 @@ void block_signals() noexcept {
 } // namespace
 
 bool on_executor_thread() noexcept {
-  return t_on_executor;
+  return t_executed != nullptr;
 }
 
 void set_describe_python_line(DescribePythonLine describe) noexcept {
@@ -150,7 +150,7 @@ void Stream::ensure_executor() {
 }
 
 void Stream::executor_main() {
-  t_on_executor = true;
+  t_executed = this;
   block_signals();
   const std::string name = "neuron:" + std::to_string(device_) + "/" + std::to_string(id_);
   pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
@@ -215,16 +215,20 @@ void Stream::finish(uint64_t seq) noexcept {
 }
 
 void Stream::stop() noexcept {
-  if (!executor_.joinable() || config::in_bad_fork()) {
+  if (config::in_bad_fork()) {
     return;
   }
+  // The submit lock is held to the end: a launch that another thread submits now must not run ahead of those before it.
+  // Nor may that thread start an executor later, so this matters for a stream that has none, too.
+  std::lock_guard<std::mutex> submit_lock(submit_mutex_);
   {
-    std::lock_guard<std::mutex> submit_lock(submit_mutex_);
     std::lock_guard<std::mutex> lock(sleep_mutex_);
     stopping_.store(true, std::memory_order_seq_cst);
     wake_.notify_one();
   }
-  executor_.join();
+  if (executor_.joinable()) {
+    executor_.join();
+  }
 }
 
 // ---- waiting --------------------------------------------------------------------------------------------------------
@@ -234,8 +238,7 @@ void Stream::wait(uint64_t seq) {
     return;
   }
   config::ensure_started();
-  TORCH_INTERNAL_ASSERT(
-      !t_on_executor || executor_.get_id() != std::this_thread::get_id(), "a launch waits for its own stream");
+  TORCH_INTERNAL_ASSERT(t_executed != this, "a launch waits for its own stream");
   const auto is_done = [&] { return completed_.load(std::memory_order_seq_cst) >= seq; };
   if (spin_until(is_done, kWaiterSpin)) {
     return;
