@@ -172,7 +172,8 @@ def _ninja_file(torch: Torch, build_dir: Path, sanitizer: str) -> str:
         lines.append(f"build {_escape(build_dir / output)}: compile {_escape(source)}")
         return _escape(build_dir / output)
 
-    bindings, core = [], []  # objects that know Python, and all others
+    bindings: list[str] = []  # objects that know Python
+    core: list[str] = []  # all others
     for folder in sorted(path for path in SOURCES.iterdir() if path.is_dir()):
         objects = bindings if folder.name == "bindings" else core
         sources = [source.relative_to(ROOT) for source in sorted(folder.rglob("*.cpp"))]

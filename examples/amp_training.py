@@ -54,7 +54,10 @@ def main() -> int:
         first, last = train(train_set, torch.device(arguments.device), dtype, arguments.steps)
         print(f"{dtype}  loss {first:.6f} -> {last:.6f}")
         learned = learned and last < 0.5 * first
-    return 0 if learned else 1
+    if not learned:
+        print("a loss has not fallen by half: train for more steps", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

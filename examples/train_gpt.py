@@ -14,6 +14,7 @@ import json
 import math
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -102,7 +103,13 @@ class Training:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
-        torch.save(contents, path)
+        # Whole or not at all: a full disk or Ctrl-C leaves the checkpoint before as it was.
+        unfinished = path.with_suffix(".unfinished")
+        try:
+            torch.save(contents, unfinished)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
 def warmup_and_cosine(total: int, warmup: int = 30, floor: float = 0.1) -> Callable[[int], float]:
@@ -193,7 +200,13 @@ def main() -> int:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     device = torch.device(arguments.device)
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=arguments.out):
+            pass  # better to know now than after the training
+    except OSError as error:
+        print(f"error: cannot write to --out {arguments.out}: {error}", file=sys.stderr)
+        return 1
 
     data = TextData.load(arguments.vocabulary)
     training = Training(arguments, data, device)
@@ -223,6 +236,10 @@ def main() -> int:
 
     if device.type == "cpu":
         return 0
+    print(
+        f"training {arguments.compare_steps} steps again, on cpu and on {device.type}, to compare the losses ...",
+        flush=True,
+    )
     difference = largest_difference(arguments, data, device)
     print(f"largest loss difference between cpu and {device.type} over {arguments.compare_steps} steps: {difference:g}")
     return 0 if difference == 0 else 1
