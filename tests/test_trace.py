@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -209,6 +210,7 @@ def test_launch_properties():
     assert launch._replace(enqueue_ns=0).queued_ns == 0
 
 
+@pytest.mark.skipif("NEURON_SANITIZER" in os.environ, reason="a sanitizer makes the core several times slower")
 def test_cost():
     # CPU time, and the best of many short runs: other processes may be using the machine.
     off = min(_C._measure_trace_cost(20_000, False) for _ in range(20))
