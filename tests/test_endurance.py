@@ -65,7 +65,8 @@ def assert_flat(rounds: int, work: Callable[[], None], growth: int) -> None:
     neuron.synchronize()
     assert neuron.memory_allocated() == device
     assert neuron.memory_reserved() <= reserved + 2 * MIB
-    assert resident() - host <= growth
+    if "NEURON_SANITIZER" not in os.environ:  # a sanitizer keeps freed memory for a while, and memory about memory
+        assert resident() - host <= growth
 
 
 # ---- many operators ------------------------------------------------------------------------------------------------------
