@@ -35,7 +35,7 @@ case $kind in
     left_out="--deselect=tests/test_memory_pinned.py::test_data_loader[2]
       --deselect=tests/test_endurance_processes.py::test_processes[0]"
     preload="$(library libtsan.so)"
-    export TSAN_OPTIONS="halt_on_error=1:exitcode=$code:suppressions=$PWD/tests/sanitize/thread.supp:ignore_noninstrumented_modules=1"
+    export TSAN_OPTIONS="halt_on_error=1:exitcode=$code:ignore_noninstrumented_modules=1"
     ;;
   *)
     echo "run.sh: address or thread, not $kind" >&2
