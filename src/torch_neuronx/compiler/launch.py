@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+from torch._dynamo.utils import counters
 from torch._inductor.cudagraph_utils import CUDAGraphPolicy
 from torch._inductor.output_code import CompiledFxGraph, OutputCode
 
-from .translate import Layout, Program, Untranslatable, python_program, translate
+from .metrics import GraphMetrics, next_graph_id, record
+from .translate import Layout, Untranslatable, python_program, translate
 
-# How the layout travels through Inductor's keyword arguments into the cached artifact, and into its cache key.
-LAYOUT_KEY = "neuron_layout"
 
-_graph_numbers = itertools.count()
+class GraphFacts(NamedTuple):
+    """What the artifact in the cache must know of the neuron graph that it was made from.
+
+    Travels through Inductor's keyword arguments, which are part of the artifact and of its cache key.
+    """
+
+    inputs: str
+    results: str
+    device: int
+    ops: int
+    input_bytes: int | None
+    output_bytes: int | None
+
+
+FACTS_KEY = "neuron_graph"
 
 
 @dataclass
@@ -55,35 +68,27 @@ class NeuronGraph(OutputCode):
         self.compiled.set_triton_bundle(triton_bundle)
 
 
-def make_launch(compiled: CompiledFxGraph, layout: Layout, name: str) -> NeuronGraph:
+def make_launch(compiled: CompiledFxGraph, facts: GraphFacts, name: str) -> NeuronGraph:
     """The compiled graph as a Launch."""
+    layout = Layout(facts.inputs, facts.results, facts.device)
     written = _written_tensors(compiled, layout)
-    reason = None
     try:
-        program = translate(compiled.source_code, _module_of(compiled), name, layout, written)
+        program = translate(compiled.source_code, _module_of(compiled), name, layout, written).build()
+        return NeuronGraph(compiled, program, None)
     except Untranslatable as untranslatable:
-        reason = str(untranslatable)
-        program = _as_python(compiled, layout, name, written)
-    return NeuronGraph(compiled, program.build(), reason)
-
-
-def _as_python(compiled: CompiledFxGraph, layout: Layout, name: str, written: list[int]) -> Program:
-    call = compiled.current_callable
-    assert call is not None
-    return python_program(call, name, layout, written)
+        call = compiled.current_callable
+        assert call is not None
+        program = python_program(call, name, layout, written).build()
+        return NeuronGraph(compiled, program, str(untranslatable))
 
 
 def _module_of(compiled: CompiledFxGraph) -> ModuleType:
-    """The module that the generated code was loaded as."""
+    """The names that the generated code sees."""
     runner = compiled.compiled_fn_runner
     if runner is None:
         raise Untranslatable("generated code without a runner")
-    return sys.modules[type(runner).__module__] if type(runner).__module__ in sys.modules else _namespace(runner)
-
-
-def _namespace(runner: Any) -> ModuleType:
     module = ModuleType("generated")
-    module.__dict__.update(type(runner).call.__globals__)
+    vars(module).update(type(runner).call.__globals__)
     return module
 
 
@@ -97,13 +102,47 @@ class LaunchPolicy(CUDAGraphPolicy):
 
     def __init__(self, model_name: str) -> None:
         self.model_name = model_name
+        self._started = time.perf_counter()
+        self._hits = counters["inductor"]["fxgraph_cache_hit"]
+        self._misses = counters["inductor"]["fxgraph_cache_miss"]
+
+    def name(self, is_backward: bool, graph_id: int) -> str:
+        return f"{self.model_name}_{'backward' if is_backward else 'forward'}_{graph_id}"
 
     def wrap_output(self, output_code: Any) -> Any:
         if not isinstance(output_code, CompiledFxGraph):
             return output_code
-        layout = output_code.fx_kwargs.get(LAYOUT_KEY)  # type: ignore[attr-defined]
-        if layout is None:
-            return output_code
-        kind = "backward" if output_code.fx_kwargs["is_backward"] else "forward"
-        name = f"{self.model_name}_{kind}_{next(_graph_numbers)}"
-        return make_launch(output_code, Layout(*layout), name)
+        facts = output_code.fx_kwargs.get(FACTS_KEY)  # type: ignore[attr-defined]
+        if facts is None:
+            raise RuntimeError("an artifact from the cache was not compiled for neuron")
+        graph_id = next_graph_id()
+        launched = make_launch(output_code, facts, self.name(output_code.fx_kwargs["is_backward"], graph_id))
+        self._record(graph_id, facts, launched)
+        return launched
+
+    def start(self) -> None:
+        """Call when the compilation of a graph begins: what its record says counts from here."""
+        self._started = time.perf_counter()
+        self._hits = counters["inductor"]["fxgraph_cache_hit"]
+        self._misses = counters["inductor"]["fxgraph_cache_miss"]
+
+    def _record(self, graph_id: int, facts: GraphFacts, launched: NeuronGraph) -> None:
+        now = time.perf_counter()
+        hit = counters["inductor"]["fxgraph_cache_hit"] > self._hits
+        miss = counters["inductor"]["fxgraph_cache_miss"] > self._misses
+        record(
+            GraphMetrics(
+                graph_id=graph_id,
+                name=launched.program.name,
+                ops=facts.ops,
+                input_bytes=facts.input_bytes,
+                output_bytes=facts.output_bytes,
+                compile_seconds=now - self._started,
+                cache="hit" if hit else "miss" if miss else "bypass",
+                python_reason=launched.python_reason,
+                fell_back=False,
+                timestamp=time.time(),
+                device=facts.device,
+            )
+        )
+        self.start()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch._inductor
+
+from torch_neuronx.config import read_bool
+
+NO_FALLBACK_VARIABLE = "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION"
 
 # torch.compile's modes. Those that are about CUDA graphs have nothing to do here, and say so.
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -20,6 +25,12 @@ class Options:
     model_name: str = "model_default"
     fallback_execution: bool | None = None  # None: as the variable says
     inductor: dict[str, Any] = field(default_factory=dict)
+
+    def fall_back(self) -> bool:
+        """Whether a graph that fails to compile is run operator by operator instead of raising."""
+        if self.fallback_execution is not None:
+            return self.fallback_execution
+        return not read_bool(os.environ, NO_FALLBACK_VARIABLE, default=True)
 
 
 def parse_options(mode: str | None, options: dict[str, Any] | None) -> Options:
@@ -57,9 +68,9 @@ def _take(parsed: Options, name: str, value: Any) -> None:
         known = torch._inductor.config.get_config_copy()
         if key not in known:
             close = difflib.get_close_matches(key, [*OWN_OPTIONS, *known], n=3)
-            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            hint = f"; did you mean {' or '.join(close)}" if close else ""
             raise ValueError(
-                f"torch.compile on neuron: unknown option {name!r}{hint} Options are {', '.join(OWN_OPTIONS)} and those "
+                f"torch.compile on neuron: unknown option {name!r}{hint}. The options are {', '.join(OWN_OPTIONS)} and those "
                 "of torch._inductor.config (torch._inductor.list_options())"
             )
         parsed.inductor[key] = value

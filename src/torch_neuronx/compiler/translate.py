@@ -392,7 +392,7 @@ class _Translator:
         if torch.Tag.dynamic_output_shape in op.tags or torch.Tag.data_dependent_output in op.tags:
             self.program.data_dependent = True
         given = self.given(op, call)
-        random = torch.Tag.nondeterministic_seeded in op.tags
+        random = torch.Tag.nondeterministic_seeded in op.tags and not self.without_dropout(given)
         if random:
             op = _with_generator(op)
         before = self.program.slots
@@ -443,6 +443,11 @@ class _Translator:
             raise Untranslatable(f"{op} with {sorted(given.keys() - known)}")
         return given
 
+    def without_dropout(self, given: dict[str, ast.expr]) -> bool:
+        """Attention draws only for dropout."""
+        probability = given.get("dropout_p")
+        return isinstance(probability, ast.Constant) and probability.value == 0
+
     def argument(self, formal: Any, node: ast.expr) -> tuple[str, Any]:
         if self.is_tensor(node):
             return ("tensor", self.slot(node))
@@ -452,7 +457,10 @@ class _Translator:
             optional = "List[Optional[Tensor]]" in str(formal.type)
             return ("optional_tensors" if optional else "tensors", slots)
         if not any(isinstance(part, ast.Name) and part.id in self.variables for part in ast.walk(node)):
-            return ("constant", self.constant(node))
+            value = self.constant(node)
+            if isinstance(value, int | float | complex) and str(formal.type) in ("Tensor", "Optional[Tensor]"):
+                raise Untranslatable(f"a number for the tensor {formal.name}")
+            return ("constant", value)
         if items:
             return ("integers", self.integers(node))
         return ("integer", self.integer(node))
