@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import os
 import threading
 from typing import Any
 
@@ -102,6 +103,18 @@ def _accumulate_losses_as_on_the_cpu() -> None:
 
     options.LinearCrossEntropyOptions._resolve_auto_acc_dtype = staticmethod(resolve)  # type: ignore[method-assign]
     installed.append("torch.nn.modules.linear_cross_entropy_options")
+
+
+def keep_precompiled_headers_in(directory: str) -> None:
+    """Moves Inductor's precompiled headers, which every kernel includes, out of a directory with a name that others can
+    guess in /tmp. Called when the first graph is compiled. Checked on torch 2.13.0, which has no setting for it."""
+    from torch._inductor import codecache
+
+    codecache._HEADER_DIR = os.path.join(directory, "precompiled_headers")
+    codecache._HEADER_LOCK_DIR = os.path.join(codecache._HEADER_DIR, "locks")
+    name = "torch._inductor.codecache._HEADER_DIR"
+    if name not in installed:
+        installed.append(name)
 
 
 def _name_dlpack_device() -> None:

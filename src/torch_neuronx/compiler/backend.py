@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 from .cache_directory import artifacts_kept
 from .device_interface import register_device_interface
 from .errors import CompilationError, location_of
+from .host_inputs import all_on_host, move_graph, refuse_or_device, with_copied_inputs
 from .launch import FACTS_KEY, GraphFacts, LaunchPolicy
 from .metrics import GraphMetrics, next_graph_id, record
 from .options import Options, parse_options
@@ -43,6 +44,14 @@ def neuron(
         CompilationError: the graph can't be compiled; the message says where it comes from.
     """
     parsed = parse_options(mode, options)
+    if all_on_host(gm, example_inputs):
+        device = refuse_or_device(example_inputs)
+        moved = move_graph(gm, example_inputs, device)
+        return with_copied_inputs(_compile(gm, moved, parsed), device)
+    return _compile(gm, example_inputs, parsed)
+
+
+def _compile(gm: GraphModule, example_inputs: Sequence[Any], parsed: Options) -> Callable[..., Any]:
     policy = LaunchPolicy(parsed.model_name)
     inner = functools.partial(compile_on_host, neuron_options=parsed, neuron_policy=policy)
     patches = {**parsed.inductor, "cudagraph_policy": policy}

@@ -21,6 +21,7 @@ import torch
 
 import torch_neuronx
 from torch_neuronx.config import read_bool
+from torch_neuronx.patches import keep_precompiled_headers_in
 
 DIRECTORY_VARIABLE = "TORCH_NEURONX_NEFF_CACHE_DIR"
 DISABLE_VARIABLE = "TORCH_NEURONX_DISABLE_NEFF_CACHE"
@@ -119,7 +120,9 @@ def artifacts_kept() -> Iterator[None]:
     Compilation is serialised by Dynamo's lock, so that no other one sees the variable changed.
     """
     before = os.environ.get(_INDUCTOR_VARIABLE)
-    os.environ[_INDUCTOR_VARIABLE] = str(cache_directory())
+    directory = str(cache_directory())
+    os.environ[_INDUCTOR_VARIABLE] = directory
+    keep_precompiled_headers_in(directory)
     try:
         yield
     finally:
