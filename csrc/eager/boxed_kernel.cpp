@@ -89,17 +89,31 @@ class InlineLaunch {
   OpLaunch& launch_;
 };
 
+// The generator that a random op was given, or none.
+std::optional<at::Generator> given_generator(const ScannedCall& call) {
+  const auto& value = call.args[static_cast<size_t>(call.entry->generator_arg)];
+  return value.isNone() ? std::nullopt : std::optional<at::Generator>(value.toGenerator());
+}
+
 std::optional<PhiloxState> reserve_random(const ScannedCall& call) {
-  const auto& entry = *call.entry;
-  if (!entry.random || entry.generator_arg < 0) {
+  if (!call.entry->random || call.entry->generator_arg < 0) {
     return std::nullopt;
   }
-  const auto& value = call.args[static_cast<size_t>(entry.generator_arg)];
-  const auto generator = value.isNone() ? std::nullopt : std::optional<at::Generator>(value.toGenerator());
-  if (host_rng() && !generator.has_value()) {
-    return std::nullopt; // the kernel takes the default CPU generator, now and in program order
+  return reserve_for_launch(given_generator(call), call.device);
+}
+
+// Decides what the kernel of a random op draws from when it runs inline.
+void set_generator(const ScannedCall& call, OpLaunch& launch) {
+  if (!host_rng()) {
+    if (const auto state = reserve_random(call)) {
+      launch.set_random(*state);
+    }
+  } else if (call.entry->generator_arg >= 0) {
+    // Without a generator the kernel takes the default CPU generator, now and in program order.
+    if (const auto generator = given_generator(call)) {
+      launch.draw_from(host_generator(*generator));
+    }
   }
-  return reserve_for_launch(generator, call.device);
 }
 
 void replace_arguments(torch::jit::Stack& stack, size_t num_args, torch::jit::Stack results) {
@@ -144,9 +158,7 @@ torch::jit::Stack run_inline(
     }
   }
   if (C10_UNLIKELY(call.entry->random)) {
-    if (const auto state = reserve_random(call)) {
-      launch.set_random(*state);
-    }
+    set_generator(call, launch);
   }
   torch::jit::Stack results;
   {

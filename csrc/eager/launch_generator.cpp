@@ -14,6 +14,13 @@ uint64_t splitmix64(uint64_t& x) noexcept {
   return z ^ (z >> 31);
 }
 
+NeuronGenerator& checked(const at::Generator& generator) {
+  TORCH_CHECK(
+      generator.device().type() == c10::DeviceType::PrivateUse1,
+      "Expected a 'neuron' device type for generator but found '", generator.device().type(), "'");
+  return *static_cast<NeuronGenerator*>(generator.unsafeGetGeneratorImpl());
+}
+
 } // namespace
 
 at::Generator launch_generator(const PhiloxState& state) {
@@ -43,10 +50,11 @@ at::Generator launch_generator(const PhiloxState& state) {
 
 PhiloxState reserve_for_launch(const std::optional<at::Generator>& generator, c10::DeviceIndex device) {
   const at::Generator& chosen = generator.has_value() && generator->defined() ? *generator : default_generator(device);
-  TORCH_CHECK(
-      chosen.device().type() == c10::DeviceType::PrivateUse1,
-      "Expected a 'neuron' device type for generator but found '", chosen.device().type(), "'");
-  return static_cast<NeuronGenerator*>(chosen.unsafeGetGeneratorImpl())->reserve(kOffsetPerLaunch);
+  return checked(chosen).reserve(kOffsetPerLaunch);
+}
+
+at::Generator host_generator(const at::Generator& generator) {
+  return checked(generator).host();
 }
 
 } // namespace neuron::eager

@@ -17,4 +17,7 @@ constexpr uint64_t kOffsetPerLaunch = 4;
 // generator of another device.
 PhiloxState reserve_for_launch(const std::optional<at::Generator>& generator, c10::DeviceIndex device);
 
+// In host-RNG mode: the host generator that stands for `generator`. Throws for a generator of another device.
+at::Generator host_generator(const at::Generator& generator);
+
 } // namespace neuron::eager
