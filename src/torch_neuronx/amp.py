@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 import torch
 
 from torch_neuronx import _C
+from torch_neuronx.mode_switch import ModeSwitch
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
@@ -23,7 +22,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     return True
 
 
-class host_autocast:
+class host_autocast(ModeSwitch):
     """Switches host-autocast mode, in which torch.autocast("neuron") casts by PyTorch's lists for the CPU.
 
     The lists for the CPU leave operators alone that those for accelerators compute in float32 (softmax, layer_norm,
@@ -36,17 +35,8 @@ class host_autocast:
         enabled: the new mode.
     """
 
-    def __init__(self, enabled: bool) -> None:
-        self._before = _C.host_autocast()
-        _C.set_host_autocast(bool(enabled))
-
-    def __enter__(self) -> host_autocast:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _C.set_host_autocast(self._before)
+    _is_on = staticmethod(_C.host_autocast)
+    _switch = staticmethod(_C.set_host_autocast)
 
 
 def is_host_autocast_enabled() -> bool:
