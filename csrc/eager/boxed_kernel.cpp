@@ -3,6 +3,7 @@
 #include "device/config.h"
 #include "device/current.h"
 #include "device/generator.h"
+#include "device/sync_debug.h"
 #include "eager/adopt.h"
 #include "eager/alias.h"
 #include "eager/fallback.h"
@@ -329,13 +330,17 @@ void boxed_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
       entry.has_host_kernel(), "Could not run '", entry.name, "' on neuron: the host has no kernel for it.");
   Stream& stream = current_stream(call.device);
 
+  const bool keyed = has_signature(call);
+  if (C10_UNLIKELY(!keyed)) {
+    note_synchronizing(entry.name.c_str());
+  }
   if (C10_UNLIKELY(entry.foreign)) {
     replace_arguments(*stack, entry.num_args, run_foreign(call, stream));
     return;
   }
   c10::intrusive_ptr<Record> record;
   c10::intrusive_ptr<Record> fresh;
-  if (C10_LIKELY(call.keyable && !entry.always_inline && !call.host_tensors && !call.untracked)) {
+  if (C10_LIKELY(keyed)) {
     const uint64_t hash = hash_key(call.key);
     record = c10::intrusive_ptr<Record>::reclaim_copy(find_record(call.key, hash));
     if (!record) {

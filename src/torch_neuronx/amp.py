@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from torch_neuronx import _C
@@ -42,3 +44,34 @@ class host_autocast(ModeSwitch):
 def is_host_autocast_enabled() -> bool:
     """Whether host-autocast mode is on."""
     return _C.host_autocast()
+
+
+class autocast(torch.autocast):
+    """`torch.autocast("neuron", ...)`, as torch.cuda.amp.autocast is that of cuda.
+
+    Args:
+        enabled: whether to cast at all.
+        dtype: what is cast to: float16 or bfloat16.
+        cache_enabled: whether casts of weights are kept within the block.
+    """
+
+    def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> None:
+        super().__init__("neuron", enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
+
+
+class GradScaler(torch.amp.GradScaler):
+    """`torch.amp.GradScaler("neuron", ...)`, with that class's arguments."""
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+    ) -> None:
+        super().__init__("neuron", init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+
+
+custom_fwd = functools.partial(torch.amp.custom_fwd, device_type="neuron")
+custom_bwd = functools.partial(torch.amp.custom_bwd, device_type="neuron")

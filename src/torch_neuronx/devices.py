@@ -239,6 +239,16 @@ def get_device_capability(device: Device = None) -> tuple[int, int]:
     return properties.major, properties.minor
 
 
+def get_arch_list() -> list[str]:
+    """The chips that a device of this process can be: one, as "trn2"."""
+    return [active_config().chip.target]
+
+
+def is_tf32_supported() -> bool:
+    """Whether float32 products can be rounded to tf32: never, they are exact float32 products of the host."""
+    return False
+
+
 def can_device_access_peer(device: Device, peer_device: Device) -> bool:
     """Whether `device` can read the memory of `peer_device`: always, but for itself.
 

@@ -193,6 +193,12 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
     return _C.memory_info(_index(device))
 
 
+def device_memory_used(device: Device = None) -> int:
+    """Bytes of HBM of `device` that are taken: by this process, since no other shares its virtual devices."""
+    free, total = mem_get_info(device)
+    return total - free
+
+
 def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
     """Limits what the process may reserve on `device` to `fraction` of its HBM.
 
@@ -487,6 +493,7 @@ def get_allocator_backend() -> str:
 __all__ = [
     "caching_allocator_alloc",
     "caching_allocator_delete",
+    "device_memory_used",
     "empty_cache",
     "get_allocator_backend",
     "get_per_process_memory_fraction",
