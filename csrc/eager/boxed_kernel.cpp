@@ -126,8 +126,8 @@ void replace_arguments(torch::jit::Stack& stack, size_t num_args, torch::jit::St
 
 void bump_versions(const ScannedCall& call) {
   for (const auto& tensor : call.tensors) {
-    if (call.entry->is_mutable(tensor.arg) && !tensor.impl->is_inference()) {
-      tensor.impl->bump_version();
+    if (call.entry->is_mutable(tensor.arg)) {
+      tensor.impl->bump_version(); // raises for a tensor of inference mode outside of it
     }
   }
 }
