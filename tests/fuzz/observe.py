@@ -35,7 +35,10 @@ def is_leaf(tensor: torch.Tensor) -> bool:
 
 
 def version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:  # made in inference mode, or has taken such a tensor's data: nobody counts
+        return 0
 
 
 def metadata(tensor: torch.Tensor, seen_version: int) -> dict[str, Any]:
