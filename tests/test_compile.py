@@ -53,7 +53,10 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "input as a result": (lambda x: (x, x + 1, None, 3), (floats(4, 5),)),
     "a CPU scalar": (lambda x: x * torch.tensor(2.5), (floats(4, 5),)),
     "sorted": (lambda x: x.sort(1), (floats(4, 5),)),
-    "index_put": (lambda x, i, v: x.index_put((i,), v, accumulate=True), (floats(9, 3), integers(1, 4, 1), floats(3, 3))),
+    "index_put": (
+        lambda x, i, v: x.index_put((i,), v, accumulate=True),
+        (floats(9, 3), integers(1, 4, 1), floats(3, 3)),
+    ),
     "scatter_reduce": (
         lambda x, i, v: x.scatter_reduce(0, i, v, "amax"),
         (floats(9, 3), integers([1, 2, 0], [3, 3, 3]), floats(2, 3)),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from torch_neuronx.compiler import backend, options
 from torch_neuronx.compiler.errors import CompilationError
 
@@ -73,9 +74,7 @@ def test_a_failure_raises_with_the_graphs_location(device: torch.device) -> None
 
 @pytest.mark.usefixtures("broken")
 @pytest.mark.parametrize("by_variable", [False, True])
-def test_a_failure_can_be_run_eagerly(
-    by_variable: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_can_be_run_eagerly(by_variable: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.neuron.reset_dynamo_metrics()
     if by_variable:
         monkeypatch.setenv(options.NO_FALLBACK_VARIABLE, "0")

@@ -10,6 +10,7 @@ import torch
 
 from torch_neuronx import _C, amp, devices, memory, patches, random, serialization, streams
 from torch_neuronx.amp import get_amp_supported_dtype, host_autocast, is_bf16_supported, is_host_autocast_enabled
+from torch_neuronx.compiler.metrics import get_dynamo_metrics, reset_dynamo_metrics
 from torch_neuronx.devices import (
     NeuronDeviceProperties,
     can_device_access_peer,
@@ -29,7 +30,6 @@ from torch_neuronx.devices import (
     set_device,
     synchronize,
 )
-from torch_neuronx.compiler.metrics import get_dynamo_metrics, reset_dynamo_metrics
 from torch_neuronx.memory import *  # noqa: F403 - memory.py says in __all__ what belongs to torch.neuron
 from torch_neuronx.random import (
     get_rng_state,

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch.fx import GraphModule, Node
 
-from .cache_directory import artifacts_kept
+from .cache_directory import artifacts_in_memory, artifacts_kept, disk_is_full
 from .device_interface import register_device_interface
 from .errors import CompilationError, location_of
 from .host_inputs import all_on_host, move_graph, refuse_or_device, with_copied_inputs
@@ -72,8 +72,16 @@ def compile_on_host(
     try:
         facts = _facts(gm)
         host_gm, host_inputs = retarget(gm, example_inputs)
+        kwargs[FACTS_KEY] = facts
         with artifacts_kept():
-            return compile_fx_inner(host_gm, host_inputs, **{**kwargs, FACTS_KEY: facts})  # type: ignore[arg-type]
+            try:
+                return compile_fx_inner(host_gm, host_inputs, **kwargs)
+            except Exception as error:
+                if not disk_is_full(error):
+                    raise
+        host_gm, host_inputs = retarget(gm, example_inputs)  # the first try may have changed them
+        with artifacts_in_memory():
+            return compile_fx_inner(host_gm, host_inputs, **kwargs)
     except Exception as error:
         if not neuron_options.fall_back():
             raise CompilationError(f"{error}\n{location_of(gm)}") from error
@@ -126,7 +134,7 @@ def _bytes(values: Sequence[Any]) -> int | None:
     total = 0
     for value in values:
         if isinstance(value, torch.Tensor):
-            numel = value.numel()
+            numel: Any = value.numel()
             if not isinstance(numel, int):
                 return None
             total += numel * value.element_size()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import hashlib
 import os
@@ -21,7 +22,9 @@ import torch
 
 import torch_neuronx
 from torch_neuronx.config import read_bool
-from torch_neuronx.patches import keep_precompiled_headers_in
+from torch_neuronx.patches import check_inductor_artifacts, keep_precompiled_headers_in
+
+from . import verified_artifacts
 
 DIRECTORY_VARIABLE = "TORCH_NEURONX_NEFF_CACHE_DIR"
 DISABLE_VARIABLE = "TORCH_NEURONX_DISABLE_NEFF_CACHE"
@@ -113,19 +116,57 @@ def _warn_once(reason: str) -> None:
     warnings.warn(f"compiled graphs are not kept for the next process: {reason}", stacklevel=3)
 
 
+_open = 0  # nested scopes of artifacts_kept
+
+
+@functools.cache
+def _install_checks() -> None:
+    check_inductor_artifacts(verified_artifacts, lambda: _open > 0)
+
+
+def disk_is_full(error: BaseException | None) -> bool:
+    """True when the error, or one behind it, says that nothing more can be written."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            return True
+        if os.strerror(errno.ENOSPC) in str(error):  # what the C++ compiler printed
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@functools.cache
+def _memory_directory() -> Path:
+    shared_memory = Path("/dev/shm")
+    parent = shared_memory if os.access(shared_memory, os.W_OK) else None
+    directory = Path(tempfile.mkdtemp(prefix="torchneuron-", dir=parent))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+def artifacts_in_memory() -> contextlib.AbstractContextManager[None]:
+    """The same as artifacts_kept, for when the disk is full: the artifacts end with the process. Warns once."""
+    _warn_once("the disk is full")
+    return artifacts_kept(_memory_directory())
+
+
 @contextlib.contextmanager
-def artifacts_kept() -> Iterator[None]:
-    """While open, Inductor reads and writes its artifacts in `cache_directory()`.
+def artifacts_kept(directory: Path | None = None) -> Iterator[None]:
+    """While open, Inductor reads and writes its artifacts in `directory`, by default in `cache_directory()`.
 
     Compilation is serialised by Dynamo's lock, so that no other one sees the variable changed.
     """
+    global _open
+    _install_checks()
     before = os.environ.get(_INDUCTOR_VARIABLE)
-    directory = str(cache_directory())
-    os.environ[_INDUCTOR_VARIABLE] = directory
-    keep_precompiled_headers_in(directory)
+    chosen = str(directory or cache_directory())
+    os.environ[_INDUCTOR_VARIABLE] = chosen
+    keep_precompiled_headers_in(chosen)
+    _open += 1
     try:
         yield
     finally:
+        _open -= 1
         if before is None:
             os.environ.pop(_INDUCTOR_VARIABLE, None)
         else:
