@@ -6,7 +6,6 @@ import enum
 import functools
 import os
 import threading
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -127,8 +126,8 @@ class ArtifactChecks(Protocol):
     def note_library(self, path: str) -> None: ...
 
 
-def check_inductor_artifacts(checks: ArtifactChecks, active: Callable[[], bool]) -> None:
-    """Inductor trusts what it finds in its cache. While `active()`, each file is checked before it is used.
+def check_inductor_artifacts(checks: ArtifactChecks) -> None:
+    """Inductor trusts what it finds in its cache. From now on each file is checked before it is used.
 
     Called when the first graph is compiled. Checked on torch 2.13.0.
     """
@@ -140,8 +139,7 @@ def check_inductor_artifacts(checks: ArtifactChecks, active: Callable[[], bool])
 
         def directory_for_key(cls: Any, key: str) -> str:
             directory = original(cls, key)
-            if active():
-                checks.check_entries(directory)
+            checks.check_entries(directory)
             return directory
 
         cache._get_tmp_dir_for_key = classmethod(directory_for_key)
@@ -155,11 +153,10 @@ def check_inductor_artifacts(checks: ArtifactChecks, active: Callable[[], bool])
     @functools.wraps(write)
     def checked_write(content: str | bytes, extension: str, *args: Any, **kwargs: Any) -> tuple[str, str]:
         key, path = write(content, extension, *args, **kwargs)
-        if active():
-            if not checks.check_source(path, content):
-                codecache.write_atomic(path, content, make_dirs=True)
-            if extension == "main.cpp":
-                checks.check_library(path.removesuffix("cpp") + "so")
+        if not checks.check_source(path, content):
+            codecache.write_atomic(path, content, make_dirs=True)
+        if extension == "main.cpp":
+            checks.check_library(path.removesuffix("cpp") + "so")
         return key, path
 
     codecache.write = checked_write
@@ -170,7 +167,7 @@ def check_inductor_artifacts(checks: ArtifactChecks, active: Callable[[], bool])
     @functools.wraps(write_to_disk)
     def checked_write_to_disk(self: Any) -> str:
         path = codecache.get_path(self.cache_key, "py")[2]
-        if active() and os.path.exists(path):
+        if os.path.exists(path):
             checks.check_source(path, self.source_code)
         return write_to_disk(self)
 
@@ -181,8 +178,7 @@ def check_inductor_artifacts(checks: ArtifactChecks, active: Callable[[], bool])
 
     def noted_load(cls: Any, path: str, key: str) -> Any:
         library = load(cls, path, key)
-        if active():
-            checks.note_library(path)
+        checks.note_library(path)
         return library
 
     codecache.CppPythonBindingsCodeCache._load_library_inner = classmethod(noted_load)  # type: ignore[assignment]
