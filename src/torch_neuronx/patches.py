@@ -96,13 +96,13 @@ def _accumulate_losses_as_on_the_cpu() -> None:
             if device_type == "cpu":
                 options._AUTO_DEFAULTS[DEVICE_TYPE, dtype] = options._AUTO_DEFAULTS[device_type, dtype]
     else:
-        policy = options._auto_acc_policy
+        policy = options._auto_acc_policy  # type: ignore[attr-defined]
 
         @functools.wraps(policy)
         def auto_acc_policy(device_type: str | None, dtype: torch.dtype) -> str:
             return policy("cpu" if device_type == DEVICE_TYPE else device_type, dtype)
 
-        options._auto_acc_policy = auto_acc_policy
+        options._auto_acc_policy = auto_acc_policy  # type: ignore[attr-defined]
 
     original = options.LinearCrossEntropyOptions._resolve_auto_acc_dtype
 
