@@ -127,6 +127,53 @@ def test_a_small_op_has_the_signature_that_it_has_when_it_is_queued(name):
         assert [record.inline for record in records] == [True, True, False]
 
 
+def test_signatures_of_small_ops_differ_by_all_that_decides_the_result():
+    """The quick way to an id agrees with the whole key: made anew by each mode in turn."""
+
+    def square(dtype=torch.float32):
+        return torch.ones(4, 4, device="neuron", dtype=dtype)
+
+    a = square()
+    pair = torch.ones(2, 4, 4, device="neuron").unbind()
+    calls = {
+        "plain": lambda: a + square(),
+        "other dtype": lambda: a + square(torch.int32),
+        "transposed": lambda: a + square().t(),
+        "broadcast": lambda: a + square()[0],
+        "a number": lambda: a + 1.5,
+        "an integer": lambda: a + 1,
+        "a bool": lambda: a + True,
+        "alpha": lambda: torch.add(a, square(), alpha=2),  # shapes nothing: the same signature
+        "the same tensor": lambda: a + a,
+        "in place": lambda: square().add_(a),
+        "in place on itself": lambda: a.add_(a),
+        "in place on its neighbour": lambda: pair[0].add_(pair[1]),
+        "in place on its other neighbour": lambda: pair[1].add_(pair[0]),
+        "sum": lambda: a.sum(),
+        "sum as double": lambda: a.sum(dtype=torch.float64),
+        "sum over rows": lambda: a.sum(0),
+        "sum over columns": lambda: a.sum(1),
+        "sum, kept": lambda: a.sum(0, keepdim=True),
+        "sum of both": lambda: a.sum((0, 1)),
+        "filled": lambda: a.fill_(2.0),
+        "without grad": lambda: torch.no_grad()(lambda: a + square())(),
+    }
+    ids: dict[str, set[int]] = {}
+    torch.neuron.synchronize()
+    for mode in ("measured", "measured", "never", "measured"):
+        _C._set_hand_off(mode)
+        for name, call in calls.items():
+            for _ in range(2):
+                with launches() as trace:
+                    call()
+                    torch.neuron.synchronize()
+                ids.setdefault(name, set()).add(trace.records[-1].signature)
+    _C._set_hand_off("measured")
+    assert all(len(found) == 1 and 0 not in found for found in ids.values()), ids
+    different = {name: next(iter(found)) for name, found in ids.items() if name not in ("the same tensor", "alpha")}
+    assert len(set(different.values())) == len(different), different
+
+
 def test_tracing_changes_no_result_and_no_count():
     a = torch.randn(SQUARE, device="neuron")
     results = []

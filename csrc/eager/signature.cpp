@@ -350,6 +350,10 @@ void store_record(c10::intrusive_ptr<Record> record) {
   all.records.emplace(record->hash, std::move(record));
 }
 
+uint64_t signature_epoch() noexcept {
+  return table().epoch.load(std::memory_order_acquire);
+}
+
 SignatureStats signature_stats() {
   auto& all = table();
   std::lock_guard<std::mutex> lock(all.mutex);

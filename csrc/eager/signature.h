@@ -95,5 +95,7 @@ struct SignatureStats {
   uint64_t evictions = 0; // times the table was emptied because it was full
 };
 SignatureStats signature_stats();
+// Changes when the table is emptied: ids of before are not given again.
+uint64_t signature_epoch() noexcept;
 
 } // namespace neuron::eager

@@ -10,6 +10,7 @@
 #include "eager/neuron_tensor.h"
 #include "eager/op_entry.h"
 #include "eager/op_launch.h"
+#include "eager/recent_signatures.h"
 #include "eager/signature.h"
 #include "eager/thread_settings.h"
 #include "memory/guard_pages.h"
@@ -132,6 +133,8 @@ struct Typed<Op, Result(Args...)> {
   static constexpr bool is_product =
       std::is_same_v<Op, at::_ops::mm> || std::is_same_v<Op, at::_ops::addmm> || std::is_same_v<Op, at::_ops::bmm>;
 
+  static constexpr bool is_in_place = std::is_same_v<Result, at::Tensor&>;
+
   static Result call(Args... args) {
     Eligibility eligibility;
     (eligibility.look_at(args), ...);
@@ -160,6 +163,20 @@ struct Typed<Op, Result(Args...)> {
   }
 
   static uint64_t known_signature(const Args&... args) {
+    thread_local RecentSignatures recent;
+    ArgumentWords words;
+    (words.add(args), ...);
+    if (const uint64_t id = recent.find(words); C10_LIKELY(id != 0 && words.complete(is_in_place))) {
+      return id;
+    }
+    const uint64_t id = scanned_signature(args...);
+    if (id != 0 && words.complete(is_in_place)) {
+      recent.keep(words, id);
+    }
+    return id;
+  }
+
+  static uint64_t scanned_signature(const Args&... args) {
     const std::array<c10::IValue, sizeof...(Args)> values{c10::IValue(args)...};
     ScannedCall call;
     scan(entry(), values, call);

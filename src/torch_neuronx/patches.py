@@ -88,12 +88,23 @@ def _wait_before_settings_change() -> None:
 
 def _accumulate_losses_as_on_the_cpu() -> None:
     # linear_cross_entropy picks how it splits a batch and in which dtype it adds up by the device's type; for a type
-    # that it does not know it adds up in half precision. Checked on torch 2.13.0.
+    # that it does not know it adds up in half precision. Checked on torch 2.13.0, which has a table, and 2.14.0, which
+    # has a function.
     from torch.nn.modules import linear_cross_entropy_options as options
 
-    for device_type, dtype in list(options._AUTO_DEFAULTS):
-        if device_type == "cpu":
-            options._AUTO_DEFAULTS[DEVICE_TYPE, dtype] = options._AUTO_DEFAULTS[device_type, dtype]
+    if hasattr(options, "_AUTO_DEFAULTS"):
+        for device_type, dtype in list(options._AUTO_DEFAULTS):
+            if device_type == "cpu":
+                options._AUTO_DEFAULTS[DEVICE_TYPE, dtype] = options._AUTO_DEFAULTS[device_type, dtype]
+    else:
+        policy = options._auto_acc_policy  # type: ignore[attr-defined]
+
+        @functools.wraps(policy)
+        def auto_acc_policy(device_type: str | None, dtype: torch.dtype) -> str:
+            return policy("cpu" if device_type == DEVICE_TYPE else device_type, dtype)
+
+        options._auto_acc_policy = auto_acc_policy  # type: ignore[attr-defined]
+
     original = options.LinearCrossEntropyOptions._resolve_auto_acc_dtype
 
     @functools.wraps(original)

@@ -36,8 +36,8 @@ def is_leaf(tensor: torch.Tensor) -> bool:
 
 def version(tensor: torch.Tensor) -> int:
     try:
-        return tensor._version
-    except RuntimeError:  # made in inference mode, or has taken such a tensor's data: nobody counts
+        return 0 if tensor.is_inference() else tensor._version
+    except RuntimeError:  # it has taken the data of a tensor of inference mode, and nobody counts
         return 0
 
 
