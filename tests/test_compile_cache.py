@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -36,8 +37,6 @@ def start(cache: Path, **variables: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
-    import json
-
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     return json.loads(output)
@@ -67,8 +66,17 @@ def test_everything_written_is_private(filled: tuple[Path, dict[str, Any]]) -> N
     assert (cache / "compiled").stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("kind", ["*.main.so", "fxgraph/*/*/*", "aotautograd/*/*", "*.py", "*.main.cpp"])
-@pytest.mark.parametrize("damage", ["truncated", "foreign"])
+KINDS = ["*.main.so", "fxgraph/*/*/*", "aotautograd/*/*", "*.py", "*.main.cpp"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage"),
+    [
+        ("*.main.so", "truncated"),
+        ("fxgraph/*/*/*", "foreign"),
+        *(pytest.param(kind, damage, marks=pytest.mark.slow) for kind in KINDS for damage in ("truncated", "foreign")),
+    ],
+)
 def test_damaged_files_are_made_again(filled: tuple[Path, dict[str, Any]], kind: str, damage: str) -> None:
     cache, first = filled
     files = [path for path in cache.rglob(kind) if path.is_file() and not path.name.startswith(".")]
@@ -82,6 +90,7 @@ def test_damaged_files_are_made_again(filled: tuple[Path, dict[str, Any]], kind:
     assert again["rebuilt"] > 0 or kind == "*.main.cpp"  # a source is read only when its library is missing
 
 
+@pytest.mark.slow  # compiles with nothing cached
 def test_a_library_without_its_hash_is_not_loaded(filled: tuple[Path, dict[str, Any]]) -> None:
     cache, first = filled
     hashes = list(cache.rglob("*.so.sha256"))
@@ -94,6 +103,7 @@ def test_a_library_without_its_hash_is_not_loaded(filled: tuple[Path, dict[str, 
     assert again["rebuilt"] == len(hashes)
 
 
+@pytest.mark.slow  # compiles with nothing cached
 def test_two_processes_at_once(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     results = [finish(process) for process in [start(tmp_path), start(tmp_path)]]
@@ -101,18 +111,20 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     assert [result["rebuilt"] for result in results] == [0, 0]
 
 
-def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(UnsafeDirectoryError, match="others can write to the cache directory"):
         check_private(tmp_path)
-    process = start(tmp_path)
-    assert process.wait(timeout=300) != 0
+    monkeypatch.setenv(cache_directory.DIRECTORY_VARIABLE, str(tmp_path))
+    with pytest.raises(UnsafeDirectoryError, match="others can write"):
+        cache_directory.cache_directory()
     inner = tmp_path / "inner"
     inner.mkdir(mode=0o700)
     with pytest.raises(UnsafeDirectoryError, match="others can replace the cache directory"):
         check_private(inner)
 
 
+@pytest.mark.slow  # compiles with nothing cached
 def test_nothing_is_kept_when_the_variable_says_so(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     result = finish(start(tmp_path, TORCH_NEURONX_DISABLE_NEFF_CACHE="1"))
@@ -131,6 +143,7 @@ def test_a_full_disk_leaves_the_run_uncached(device: torch.device, monkeypatch: 
         return inner(*args, **kwargs)
 
     monkeypatch.setattr(backend, "compile_fx_inner", fails_first)
+    monkeypatch.setenv(cache_directory.DIRECTORY_VARIABLE, "")  # whatever it was, it comes back after the test
     cache_directory._warn_once.cache_clear()
     torch._dynamo.reset()
     with pytest.warns(UserWarning, match="compiled graphs are not kept for the next process: the disk is full"):
@@ -138,3 +151,4 @@ def test_a_full_disk_leaves_the_run_uncached(device: torch.device, monkeypatch: 
     assert result.tolist() == [11.0] * 3
     assert len(tries) == 2
     assert tries[0] != tries[1]
+    cache_directory.use_cache_directory()
