@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from torch_neuronx.compiler import backend, cache_directory
 from torch_neuronx.compiler.cache_directory import UnsafeDirectoryError, check_private
 

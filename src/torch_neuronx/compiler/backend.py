@@ -20,6 +20,7 @@ from .host_inputs import all_on_host, move_graph, refuse_or_device, with_copied_
 from .launch import FACTS_KEY, GraphFacts, LaunchPolicy
 from .metrics import GraphMetrics, next_graph_id, record
 from .options import Options, parse_options
+from .progress import progress
 from .retarget import neuron_device_index, retarget
 
 register_device_interface()
@@ -76,16 +77,16 @@ def compile_on_host(
     neuron_policy.start()
     try:
         facts = _facts(gm)
-        host_gm, host_inputs = retarget(gm, example_inputs)
         kwargs[FACTS_KEY] = facts
-        try:
-            return compile_fx_inner(host_gm, host_inputs, **kwargs)
-        except Exception as error:
-            if not disk_is_full(error):
-                raise
-        use_memory()
-        host_gm, host_inputs = retarget(gm, example_inputs)  # the first try may have changed them
-        return compile_fx_inner(host_gm, host_inputs, **kwargs)
+        neuron_policy.debug_files.graph("neuron_graph", gm)
+        with progress("backward" if kwargs.get("is_backward") else "forward", facts.ops):
+            try:
+                return _compile_host_graph(gm, example_inputs, neuron_policy, kwargs)
+            except Exception as error:
+                if not disk_is_full(error):
+                    raise
+            use_memory()
+            return _compile_host_graph(gm, example_inputs, neuron_policy, kwargs)
     except Exception as error:
         if not neuron_options.fall_back():
             raise CompilationError(f"{error}\n{location_of(gm)}") from error
@@ -110,6 +111,14 @@ def compile_on_host(
             )
         )
         return make_boxed_func(gm.forward)
+
+
+def _compile_host_graph(
+    gm: GraphModule, example_inputs: Sequence[Any], policy: LaunchPolicy, kwargs: dict[str, Any]
+) -> Any:
+    host_gm, host_inputs = retarget(gm, example_inputs)
+    policy.debug_files.graph("host_graph", host_gm)
+    return compile_fx_inner(host_gm, host_inputs, **kwargs)
 
 
 def _facts(gm: GraphModule) -> GraphFacts:

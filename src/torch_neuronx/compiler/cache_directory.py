@@ -16,6 +16,8 @@ import tempfile
 import warnings
 from pathlib import Path
 
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
 import torch_neuronx
 from torch_neuronx.config import read_bool
 from torch_neuronx.patches import check_inductor_artifacts, keep_precompiled_headers_in
@@ -98,7 +100,8 @@ def cache_directory() -> Path:
         return _private_directory()
     ours = os.environ.get(DIRECTORY_VARIABLE, "").strip()
     theirs = os.environ.get(INDUCTOR_VARIABLE, "").strip()
-    if theirs and theirs != _set_here and not ours:
+    # Inductor itself fills its variable in with a directory in /tmp.
+    if theirs and theirs not in (_set_here, default_cache_dir()) and not ours:
         directory = Path(theirs).expanduser().absolute()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_private(directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,11 @@ from torch._dynamo.utils import counters
 from torch._inductor.cudagraph_utils import CUDAGraphPolicy
 from torch._inductor.output_code import CompiledFxGraph, OutputCode
 
+from .debug_directory import DebugFiles
 from .metrics import GraphMetrics, next_graph_id, record
 from .translate import Layout, Untranslatable, python_program, translate
+
+log = logging.getLogger(__name__)
 
 
 class GraphFacts(NamedTuple):
@@ -40,6 +44,7 @@ class NeuronGraph(OutputCode):
     compiled: CompiledFxGraph
     program: Any
     python_reason: str | None
+    steps: list[Any]
 
     def __post_init__(self) -> None:
         # AOTAutograd's cache keeps the key of the artifact behind it.
@@ -73,13 +78,13 @@ def make_launch(compiled: CompiledFxGraph, facts: GraphFacts, name: str) -> Neur
     layout = Layout(facts.inputs, facts.results, facts.device)
     written = _written_tensors(compiled, layout)
     try:
-        program = translate(compiled.source_code, _module_of(compiled), name, layout, written).build()
-        return NeuronGraph(compiled, program, None)
+        translated = translate(compiled.source_code, _module_of(compiled), name, layout, written)
+        return NeuronGraph(compiled, translated.build(), None, translated.steps)
     except Untranslatable as untranslatable:
         call = compiled.current_callable
         assert call is not None
         program = python_program(call, name, layout, written).build()
-        return NeuronGraph(compiled, program, str(untranslatable))
+        return NeuronGraph(compiled, program, str(untranslatable), [])
 
 
 def _module_of(compiled: CompiledFxGraph) -> ModuleType:
@@ -102,6 +107,7 @@ class LaunchPolicy(CUDAGraphPolicy):
 
     def __init__(self, model_name: str) -> None:
         self.model_name = model_name
+        self.debug_files = DebugFiles()
         self._started = time.perf_counter()
         self._hits = counters["inductor"]["fxgraph_cache_hit"]
         self._misses = counters["inductor"]["fxgraph_cache_miss"]
@@ -118,6 +124,7 @@ class LaunchPolicy(CUDAGraphPolicy):
         graph_id = next_graph_id()
         launched = make_launch(output_code, facts, self.name(output_code.fx_kwargs["is_backward"], graph_id))
         self._record(graph_id, facts, launched)
+        self.debug_files.write(launched.program.name, output_code.source_code, launched.steps)
         return launched
 
     def start(self) -> None:
@@ -130,6 +137,15 @@ class LaunchPolicy(CUDAGraphPolicy):
         now = time.perf_counter()
         hit = counters["inductor"]["fxgraph_cache_hit"] > self._hits
         miss = counters["inductor"]["fxgraph_cache_miss"] > self._misses
+        cache = "hit" if hit else "miss" if miss else "bypass"
+        log.info(
+            "%s: %d operators, %.2f s, cache %s, %s",
+            launched.program.name,
+            facts.ops,
+            now - self._started,
+            cache,
+            f"through Python ({launched.python_reason})" if launched.python_reason else f"{len(launched.steps)} steps",
+        )
         record(
             GraphMetrics(
                 graph_id=graph_id,
@@ -138,7 +154,7 @@ class LaunchPolicy(CUDAGraphPolicy):
                 input_bytes=facts.input_bytes,
                 output_bytes=facts.output_bytes,
                 compile_seconds=now - self._started,
-                cache="hit" if hit else "miss" if miss else "bypass",
+                cache=cache,
                 python_reason=launched.python_reason,
                 fell_back=False,
                 timestamp=time.time(),
