@@ -109,6 +109,13 @@ def realize_rows(tensor: Any) -> Any:
     return realize(contiguous_last_dim(realize(tensor)))
 
 
+def _as_box(node: Any) -> Any:
+    """What lowerings of single operators take, of a realised tensor or a size."""
+    if not isinstance(node, ir.IRNode) or isinstance(node, ir.TensorBox):
+        return node
+    return ir.TensorBox.create(node) if isinstance(node, ir.Buffer) else ir.TensorBox(node)
+
+
 class Modifications:
     """score_mod and mask_mod of one operator as code for tiles."""
 
@@ -133,7 +140,7 @@ class Modifications:
 
     def lower(self, graph_module: torch.fx.GraphModule, names: Sequence[str], captured: Sequence[Any]) -> Any:
         arguments = tile_code.scalar_arguments(self.shape, self.device, names)
-        return tile_code.lower_graph(graph_module, [*arguments, *captured], self.shape)
+        return tile_code.lower_graph(graph_module, [*arguments, *(_as_box(x) for x in captured)], self.shape)
 
     @property
     def captured_tensors(self) -> list[Any]:
