@@ -14,7 +14,7 @@ namespace {
 template <typename scalar_t>
 struct BackwardArguments {
   Tensor<const scalar_t> query, key, value, out, grad_out;
-  const float* logsumexp; // [batch, head, query], contiguous, base 2
+  const float* logsumexp;      // [batch, head, query], contiguous, base 2
   const float* grad_logsumexp; // the same, or null
   // Without data if nobody wants them. Gradients of keys and values have the batch of the queries.
   Tensor<scalar_t> grad_query, grad_key, grad_value;
@@ -104,7 +104,7 @@ class Backward {
 
     std::vector<CapturedGradients> captured;
     std::vector<Buffer<float>> shared; // of threads that start within a head
-    std::vector<int64_t> shared_head; // which one, or -1
+    std::vector<int64_t> shared_head;  // which one, or -1
     for (int64_t thread = 0; thread < threads; ++thread) {
       captured.emplace_back(a_.captured_sizes, a_.captured_count);
       const bool within = wants_grad_query() && cuts[thread] < cuts[thread + 1] && cuts[thread] % units_per_head != 0;
@@ -177,8 +177,8 @@ class Backward {
         const int64_t head_index = unit / tiles;
         const int64_t batch = head_index / a_.heads;
         const int64_t head = head_index % a_.heads;
-        const Matrix query = as_float(
-            a_.query.row(batch, head, tile.begin), a_.query.row_stride, tile.size, a_.features, scratch.get());
+        const Matrix query =
+            as_float(a_.query.row(batch, head, tile.begin), a_.query.row_stride, tile.size, a_.features, scratch.get());
         transpose(
             query.data, query.ld, tile.size, a_.features, a_.scale,
             queries_.get() + head_index * a_.features * ld_ + tile.begin, ld_);
@@ -256,11 +256,9 @@ class Backward {
       for (const Run& run : scratch.runs) {
         for (int64_t begin = run.begin; begin < run.end; begin += kBackwardQueryTile) {
           const int64_t queries = std::min(kBackwardQueryTile, run.end - begin);
-          float* grad_query = own_grad_query != nullptr
-              ? own_grad_query + (i * a_.query_length + begin) * a_.features
-              : grad_query_row(batch, head, begin);
-          const int64_t ld_grad_query =
-              own_grad_query != nullptr || !kInPlace ? a_.features : a_.grad_query.row_stride;
+          float* grad_query = own_grad_query != nullptr ? own_grad_query + (i * a_.query_length + begin) * a_.features
+                                                        : grad_query_row(batch, head, begin);
+          const int64_t ld_grad_query = own_grad_query != nullptr || !kInPlace ? a_.features : a_.grad_query.row_stride;
           add_tile(batch, head, begin, queries, tile, run.masked, grad_query, ld_grad_query, captured, scratch);
         }
       }
@@ -319,8 +317,7 @@ class Backward {
     }
     for (int64_t i = 0; i < queries; ++i) {
       const int64_t row = head_index * a_.query_length + begin + i;
-      differentiate_softmax(
-          scores + i * keys, grads + i * keys, logsumexp_.get()[row], delta_.get()[row], keys);
+      differentiate_softmax(scores + i * keys, grads + i * keys, logsumexp_.get()[row], delta_.get()[row], keys);
     }
     if constexpr (is_given<JointMod>) {
       joint_mod_(

@@ -1,5 +1,5 @@
-// Block-sparse attention with an online softmax. A unit of work is one tile of queries of one head; units are shared out
-// by their cost, and each one is computed by one thread, so results don't depend on the number of threads.
+// Block-sparse attention with an online softmax. A unit of work is one tile of queries of one head; units are shared
+// out by their cost, and each one is computed by one thread, so results don't depend on the number of threads.
 #pragma once
 
 namespace flex {
@@ -48,8 +48,7 @@ class PreparedKeys {
         const int64_t head = unit / parts % heads_;
         const int64_t batch = unit / parts / heads_;
         const int64_t rows = std::min(rows_at_once, a.key_length - begin);
-        const Matrix tile =
-            as_float(a.key.row(batch, head, begin), a.key.row_stride, rows, a.features, scratch.get());
+        const Matrix tile = as_float(a.key.row(batch, head, begin), a.key.row_stride, rows, a.features, scratch.get());
         transpose(tile.data, tile.ld, rows, a.features, a.scale, keys_of(batch, head) + begin, ld_);
         if constexpr (!std::is_same_v<scalar_t, float>) {
           for (int64_t i = 0; i < rows; ++i) {
@@ -89,7 +88,7 @@ class Forward {
       for (int64_t head = 0; head < a_.heads; ++head) {
         for (const Tile& tile : tiles_) {
           const int64_t keys = (a_.partial.blocks(batch, head, tile.block) + a_.full.blocks(batch, head, tile.block)) *
-              std::min(a_.key_block, a_.key_length);
+                               std::min(a_.key_block, a_.key_length);
           key_uses += tile.size > kFewQueries ? keys : 0;
           costs.push_back(tile.size * (keys + 1));
         }
@@ -105,7 +104,8 @@ class Forward {
       Scratch scratch(a_, !prepare);
       for (int64_t unit = cuts[first]; unit < cuts[last]; ++unit) {
         const int64_t head_index = unit / tiles;
-        compute(head_index / a_.heads, head_index % a_.heads, tiles_[unit % tiles], prepare ? &prepared : nullptr, scratch);
+        compute(
+            head_index / a_.heads, head_index % a_.heads, tiles_[unit % tiles], prepare ? &prepared : nullptr, scratch);
       }
       at::native::cpublas::brgemm_release(/*is_vnni=*/false);
     });
@@ -137,8 +137,8 @@ class Forward {
     append_runs(scratch.runs, a_.partial, true, batch, head, tile.block, a_.key_block, a_.key_length);
     append_runs(scratch.runs, a_.full, false, batch, head, tile.block, a_.key_block, a_.key_length);
 
-    const Matrix query =
-        as_float(a_.query.row(batch, head, tile.begin), a_.query.row_stride, tile.size, a_.features, scratch.query.get());
+    const Matrix query = as_float(
+        a_.query.row(batch, head, tile.begin), a_.query.row_stride, tile.size, a_.features, scratch.query.get());
     std::fill_n(scratch.maxima.get(), tile.size, -kInfinity);
     std::fill_n(scratch.sums.get(), tile.size, 0.0f);
     count_from(tile.begin, tile.size, scratch.query_positions.get());
@@ -222,8 +222,8 @@ class Forward {
   void soften(int64_t i, int64_t keys, bool add, Scratch& scratch) const {
     float* row = scratch.scores.get() + i * keys;
     const float before = scratch.maxima.get()[i];
-    const float largest = at::vec::reduce_all<float>(
-        [](const Vec& x, const Vec& y) { return at::vec::maximum(x, y); }, row, keys);
+    const float largest =
+        at::vec::reduce_all<float>([](const Vec& x, const Vec& y) { return at::vec::maximum(x, y); }, row, keys);
     const float maximum = largest > before || std::isnan(largest) ? largest : before;
     const float reference = maximum == -kInfinity ? 0.0f : maximum;
     Vec sums(0.0f);

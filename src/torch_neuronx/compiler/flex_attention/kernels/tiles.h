@@ -147,7 +147,9 @@ inline std::vector<int64_t> cut_by_cost(const std::vector<int64_t>& costs, int64
 }
 
 // The threads a kernel called here may use.
-inline int64_t available_threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
+inline int64_t available_threads() {
+  return at::in_parallel_region() ? 1 : at::get_num_threads();
+}
 
 // c[m, n] = a[m, k] b[k, n], or added to c.
 inline void multiply(
@@ -208,7 +210,9 @@ inline void scale_row(float* row, float factor, int64_t size) {
 }
 
 // Unlike the library's fast exponential, keeps NaN.
-inline Vec exponential(const Vec& x) { return Vec::blendv(x.exp_u20(), x, x != x); }
+inline Vec exponential(const Vec& x) {
+  return Vec::blendv(x.exp_u20(), x, x != x);
+}
 
 // Writes numbers first, first + 1, ...: the positions that modifications see.
 inline void count_from(int64_t first, int64_t size, int32_t* out) {
