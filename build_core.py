@@ -37,7 +37,7 @@ SANITIZERS = {
 }
 # Reading torch's headers and instantiating what they hold takes most of the time of a compilation, and twice as long
 # with a sanitizer. So a sanitizer's build compiles each of these folders as one file; file-local names must differ.
-JOINED = ("bindings", "device", "eager", "memory", "trace")
+JOINED = ("bindings", "device", "eager", "graph", "memory", "trace")
 
 # Finds torch without importing it, which takes seconds and would load the device backends installed beside it.
 LOCATE_TORCH = """

@@ -11,5 +11,6 @@ void bind_random(py::module& module);
 void bind_memory(py::module& module);
 void bind_trace(py::module& module);
 void bind_eager(py::module& module);
+void bind_graph(py::module& module);
 
 } // namespace neuron

@@ -8,4 +8,5 @@ PYBIND11_MODULE(_C, module) {
   neuron::bind_memory(module);
   neuron::bind_trace(module);
   neuron::bind_eager(module);
+  neuron::bind_graph(module);
 }

@@ -99,7 +99,7 @@ std::optional<PhiloxState> reserve_random(const ScannedCall& call) {
   if (host_rng() && !generator.has_value()) {
     return std::nullopt; // the kernel takes the default CPU generator, now and in program order
   }
-  return reserve_for_launch(generator, call.device);
+  return reserve_for_launch(generator, call.device, entry.random_draws);
 }
 
 void replace_arguments(torch::jit::Stack& stack, size_t num_args, torch::jit::Stack results) {
@@ -273,12 +273,14 @@ bool worth_enqueueing(const ScannedCall& call, const Record& record, const Strea
   return !submission.idle() || record.run_ticks.load(std::memory_order_relaxed) > hand_off_ticks();
 }
 
-torch::jit::Stack run_foreign(const ScannedCall& call, Stream& stream) {
+torch::jit::Stack run_unheld(const ScannedCall& call, Stream& stream) {
   // The kernel may be Python and wait for the GIL, so the stream is drained but not held.
   {
     Stream::Submission(stream).drain();
   }
-  note_fallback(*call.entry, "the operator has no neuron kernel; its CPU kernel ran on the device's memory");
+  if (call.entry->foreign) {
+    note_fallback(*call.entry, "the operator has no neuron kernel; its CPU kernel ran on the device's memory");
+  }
   return run_inline(call, stream, {}, nullptr);
 }
 
@@ -301,14 +303,18 @@ PythonLine capture_python_line() {
   return capture != nullptr ? capture() : PythonLine{};
 }
 
-void boxed_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  OpEntry& entry = op_entry(op);
+void boxed_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+  launch_operator(op_entry(op), stack, {});
+}
+
+void launch_operator(OpEntry& entry, torch::jit::Stack* stack, const LaunchOptions& options) {
   entry.calls.fetch_add(1, std::memory_order_relaxed);
   ScannedCall call;
+  call.device = options.device;
   scan(entry, torch::jit::last(*stack, entry.num_args), call);
   if (C10_UNLIKELY(call.zero_tensors)) {
     materialize_zero_tensors(*stack, entry.num_args);
-    return boxed_kernel(op, keys, stack);
+    return launch_operator(entry, stack, options);
   }
   if (call.device < 0) {
     call.device = current_device();
@@ -317,8 +323,8 @@ void boxed_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
       entry.has_host_kernel(), "Could not run '", entry.name, "' on neuron: the host has no kernel for it.");
   Stream& stream = current_stream(call.device);
 
-  if (C10_UNLIKELY(entry.foreign)) {
-    replace_arguments(*stack, entry.num_args, run_foreign(call, stream));
+  if (C10_UNLIKELY(entry.foreign || entry.needs_gil)) {
+    replace_arguments(*stack, entry.num_args, run_unheld(call, stream));
     return;
   }
   c10::intrusive_ptr<Record> record;
@@ -338,7 +344,7 @@ void boxed_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
   torch::jit::Stack results;
   {
     Stream::Submission submission(stream);
-    if (record && worth_enqueueing(call, *record, submission)) {
+    if (record && !options.inline_only && worth_enqueueing(call, *record, submission)) {
       results = enqueue(call, stream, submission, record, line);
     } else {
       submission.drain();

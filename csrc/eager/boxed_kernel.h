@@ -1,6 +1,8 @@
 // The one kernel behind (almost) every operator on neuron: scan, look the signature up, run inline or enqueue.
 #pragma once
 
+#include "eager/op_entry.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
@@ -11,6 +13,14 @@ namespace neuron::eager {
 // Registered as the backend fallback of PrivateUse1 and, one by one, for operators that have a composite kernel but are
 // better launched whole.
 void boxed_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+struct LaunchOptions {
+  c10::DeviceIndex device = -1; // where it runs when no argument says so; -1: the current device
+  bool inline_only = false;     // it must be done when the call returns
+};
+
+// Launches an operator whose arguments are on the stack, and leaves its results there.
+void launch_operator(OpEntry& entry, torch::jit::Stack* stack, const LaunchOptions& options);
 
 // When a launch whose results are known is handed to the executor. Tests force either way; programs keep `Measured`.
 enum class HandOff : uint8_t {

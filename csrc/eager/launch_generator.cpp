@@ -14,9 +14,9 @@ uint64_t splitmix64(uint64_t& x) noexcept {
   return z ^ (z >> 31);
 }
 
-} // namespace
+thread_local PhiloxState t_launch_state;
 
-at::Generator launch_generator(const PhiloxState& state) {
+at::Generator generator_at(const PhiloxState& state) {
   thread_local at::Generator generator = at::make_generator<at::CPUGeneratorImpl>();
   // mt19937's own seeding keeps 32 bits, which a long training run would exhaust: fill the whole state instead.
   at::mt19937_data_pod data;
@@ -41,12 +41,23 @@ at::Generator launch_generator(const PhiloxState& state) {
   return generator;
 }
 
-PhiloxState reserve_for_launch(const std::optional<at::Generator>& generator, c10::DeviceIndex device) {
+} // namespace
+
+at::Generator launch_generator(const PhiloxState& state) {
+  t_launch_state = state;
+  return generator_at(state);
+}
+
+at::Generator nth_launch_generator(uint32_t n) {
+  return generator_at({t_launch_state.seed, t_launch_state.offset + n * kOffsetPerLaunch});
+}
+
+PhiloxState reserve_for_launch(const std::optional<at::Generator>& generator, c10::DeviceIndex device, uint32_t draws) {
   const at::Generator& chosen = generator.has_value() && generator->defined() ? *generator : default_generator(device);
   TORCH_CHECK(
       chosen.device().type() == c10::DeviceType::PrivateUse1,
       "Expected a 'neuron' device type for generator but found '", chosen.device().type(), "'");
-  return static_cast<NeuronGenerator*>(chosen.unsafeGetGeneratorImpl())->reserve(kOffsetPerLaunch);
+  return static_cast<NeuronGenerator*>(chosen.unsafeGetGeneratorImpl())->reserve(kOffsetPerLaunch * draws);
 }
 
 } // namespace neuron::eager

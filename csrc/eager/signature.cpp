@@ -118,6 +118,8 @@ class Scanner {
       }
     } else if (value.isGenerator()) {
       push(tagged(kGenerator));
+    } else if (value.isCapsule()) {
+      push(tagged(kNone)); // a compiled graph, which has an entry of its own, and that begins the key
     } else {
       call_.keyable = false;
     }

@@ -94,12 +94,14 @@ def active_config() -> DeviceConfig:
     return _active if _active is not None else read_config()
 
 
-def read_bool(environ: Mapping[str, str], variable: str) -> bool:
-    """A switch: 1/0, true/false, yes/no, on/off; unset or empty means off."""
+def read_bool(environ: Mapping[str, str], variable: str, *, default: bool = False) -> bool:
+    """A switch: 1/0, true/false, yes/no, on/off; unset or empty means `default`."""
     text = environ.get(variable, "").strip().lower()
+    if not text:
+        return default
     if text in _TRUE:
         return True
-    if text in _FALSE or not text:
+    if text in _FALSE:
         return False
     raise ValueError(f"{variable}={environ[variable]!r}: expected 1 or 0")
 

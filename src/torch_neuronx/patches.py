@@ -6,6 +6,7 @@ import enum
 import functools
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -158,6 +159,18 @@ class _PatchingFinder(importlib.abc.MetaPathFinder):
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+def keep_precompiled_headers_in(directory: str) -> None:
+    """Moves Inductor's precompiled headers, which every kernel includes, out of a directory with a name that others can
+    guess in /tmp. Called when the first graph is compiled. Checked on torch 2.13.0, which has no setting for it."""
+    from torch._inductor import codecache
+
+    codecache._HEADER_DIR = os.path.join(directory, "precompiled_headers")
+    codecache._HEADER_LOCK_DIR = os.path.join(codecache._HEADER_DIR, "locks")
+    name = "torch._inductor.codecache._HEADER_DIR"
+    if name not in installed:
+        installed.append(name)
 
 
 def _name_dlpack_device() -> None:

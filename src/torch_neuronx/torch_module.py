@@ -27,6 +27,7 @@ from torch_neuronx.devices import (
     set_device,
     synchronize,
 )
+from torch_neuronx.compiler.metrics import get_dynamo_metrics, reset_dynamo_metrics
 from torch_neuronx.memory import *  # noqa: F403 - memory.py says in __all__ what belongs to torch.neuron
 from torch_neuronx.random import (
     get_rng_state,
@@ -133,6 +134,7 @@ __all__ = [
     "device_of",
     "get_amp_supported_dtype",
     "get_device_capability",
+    "get_dynamo_metrics",
     "get_device_name",
     "get_device_properties",
     "get_executed_ops",
@@ -157,6 +159,7 @@ __all__ = [
     "query",
     "random",
     "record_event",
+    "reset_dynamo_metrics",
     "seed",
     "seed_all",
     "set_device",

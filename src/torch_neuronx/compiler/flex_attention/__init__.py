@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 from collections.abc import Iterator
-from pathlib import Path
 from unittest.mock import patch
 
 import torch
-
-_FOLDER = Path(__file__).parent
 
 
 @contextlib.contextmanager
@@ -27,12 +22,3 @@ def lowerings() -> Iterator[None]:
     own = {operators.flex_attention: lower_forward, operators.flex_attention_backward: lower_backward}
     with patch.dict(table, own):
         yield
-
-
-@functools.cache
-def code_hash() -> str:
-    """Identifies this package's code, for keys of caches that hold its kernels."""
-    digest = hashlib.sha256()
-    for path in sorted([*_FOLDER.glob("*.py"), *_FOLDER.glob("kernels/*.h")]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()

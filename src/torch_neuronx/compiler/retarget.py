@@ -1,0 +1,143 @@
+"""A device-true FX graph, made into the one that the host compiles: the same graph on `cpu`.
+
+Dynamo and AOTAutograd trace on neuron tensors, so all that users see (guards, logs, exported graphs) says neuron. Only
+the copy made here, which Inductor turns into C++, says cpu. Its tensors are the host's view of the same memory.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate
+from torch.utils import _pytree as pytree
+
+HOST = torch.device("cpu")
+DEVICE_TYPE = "neuron"
+
+# What moves a tensor to another device, in graphs after AOTAutograd.
+MOVES = (torch.ops.aten._to_copy.default, torch.ops.prims.device_put.default)
+
+
+def host_view(value: Any) -> Any:
+    """The same fake tensor on the host: equal sizes and strides, and the same storage, which tells aliases apart.
+
+    Anything that is not a fake neuron tensor is returned as it is.
+    """
+    if not isinstance(value, FakeTensor) or value.fake_device.type != DEVICE_TYPE:
+        return value
+    mode = value.fake_mode
+    with in_kernel_invocation_manager(mode):
+        return FakeTensor(mode, value, HOST, requires_grad=value.requires_grad)
+
+
+class _Memo:
+    """Retargets metadata; one fake tensor stays one."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, tuple[Any, Any]] = {}
+
+    def tensor(self, value: Any) -> Any:
+        if not isinstance(value, FakeTensor):
+            return value
+        found = self.seen.get(id(value))
+        if found is None:
+            found = self.seen[id(value)] = (value, host_view(value))  # holds `value`, so that its id stays its own
+        return found[1]
+
+    def tree(self, value: Any) -> Any:
+        return pytree.tree_map(self.tensor, value)
+
+
+def device_of(node: Node) -> torch.device | None:
+    """The device of a node's (first) tensor result."""
+    for value in pytree.tree_leaves(node.meta.get("val")):
+        if isinstance(value, torch.Tensor):
+            return value.device
+    return None
+
+
+def neuron_device_index(gm: GraphModule) -> int:
+    """The index of the neuron device that the graph is about; -1 when it has no neuron tensor.
+
+    Raises:
+        NotImplementedError: the graph spans several neuron devices.
+    """
+    devices = [device for node in gm.graph.nodes if (device := device_of(node)) is not None]
+    found = {device.index for device in devices if device.type == DEVICE_TYPE}
+    if len(found) > 1:
+        raise NotImplementedError(
+            f"a compiled graph can't span several neuron devices, but it has tensors on {sorted(found)}; compile the "
+            "part on each device by itself (module.compile()), or put torch._dynamo.graph_break() between them"
+        )
+    return found.pop() if found else -1
+
+
+def retarget(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModule, list[Any]]:
+    """A copy of the graph, and of its example inputs, with each neuron device replaced by the CPU.
+
+    Moves between the two become copies within the host: the results of a graph must not alias its inputs where the
+    user's program made a copy.
+    """
+    memo = _Memo()
+    crossing = {node.name for node in gm.graph.nodes if node.target in MOVES and _crosses(node)}
+    result = _copy_on_host(gm, memo)
+    for node in list(result.graph.nodes):
+        if node.name in crossing:
+            _copy_instead(result, node)
+    result.recompile()
+    return result, [memo.tensor(value) for value in example_inputs]
+
+
+def _crosses(node: Node) -> bool:
+    source = node.args[0]
+    return isinstance(source, Node) and device_of(source) != device_of(node)
+
+
+def _copy_instead(gm: GraphModule, node: Node) -> None:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    with gm.graph.inserting_before(node):
+        copied = gm.graph.call_function(torch.ops.aten.clone.default, (source,))
+        copied.meta = {**node.meta, "val": source.meta.get("val")}
+    node.args = (copied, *node.args[1:])
+
+
+def _copy_on_host(gm: GraphModule, memo: _Memo) -> GraphModule:
+    result = GraphModule(gm, copy.deepcopy(gm.graph))  # attributes are shared with `gm`, the nodes are not
+    result.meta = dict(gm.meta)
+    for node in result.graph.nodes:
+        node.args = _on_host(node.args)
+        node.kwargs = _on_host(node.kwargs)
+        for key in ("val", "example_value", "eager_input_vals"):
+            if key in node.meta:
+                node.meta[key] = memo.tree(node.meta[key])
+        if node.op == "get_attr":
+            _attribute_on_host(result, node.target, memo)
+    result.recompile()
+    return result
+
+
+def _on_host(arguments: Any) -> Any:
+    return map_aggregate(
+        arguments, lambda value: HOST if isinstance(value, torch.device) and value.type == DEVICE_TYPE else value
+    )
+
+
+def _attribute_on_host(gm: GraphModule, target: Any, memo: _Memo) -> None:
+    """Constants and the graphs of higher-order operators. The module's attributes are its own only at the top."""
+    owner: torch.nn.Module = gm
+    *path, name = str(target).split(".")
+    for step in path:
+        owner = getattr(owner, step)
+    value = getattr(owner, name)
+    if isinstance(value, GraphModule):
+        setattr(owner, name, _copy_on_host(value, memo))
+    elif isinstance(value, FakeTensor):
+        setattr(owner, name, memo.tensor(value))
+    elif isinstance(value, torch.Tensor) and value.device.type == DEVICE_TYPE:
+        setattr(owner, name, value.detach().cpu())
