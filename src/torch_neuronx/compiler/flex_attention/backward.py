@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
 import torch
 from torch._inductor import ir
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
 from torch._inductor.kernel.flex.common import infer_dense_strides
 from torch._inductor.lowering import full_like, lowerings
 from torch._inductor.virtualized import V
-from torch.utils._sympy.functions import FloorDiv  # noqa: F401
 
-from torch_neuronx.compiler.flex_attention import tile_code
-from torch_neuronx.compiler.flex_attention.inputs import (
-    _POSITIONS,
+from . import tile_code
+from .inputs import (
     BlockMaskInputs,
     Modifications,
     check_dtypes,
@@ -23,12 +22,12 @@ from torch_neuronx.compiler.flex_attention.inputs import (
     realize,
     realize_rows,
 )
-from torch_neuronx.compiler.flex_attention.template import FlexTemplate, KernelWriter, fixed_layout
+from .template import FlexTemplate, KernelWriter, fixed_layout
 
 aten = torch.ops.aten
 _TABLES = ("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")
 # The joint graph's arguments before captured tensors, and which of its results are theirs.
-_JOINT_ARGUMENTS = (tile_code.SCORE, *_POSITIONS, tile_code.GRAD)
+_JOINT_ARGUMENTS = (tile_code.SCORE, *tile_code.POSITIONS, tile_code.GRAD)
 _GRAD_ARGUMENT = len(_JOINT_ARGUMENTS) - 1
 _FIRST_CAPTURED_RESULT = len(_JOINT_ARGUMENTS) - 1
 
@@ -162,8 +161,13 @@ def lower_backward(
 """
 
     inputs = {
-        **{"query": query, "key": key, "value": value, "out": out, "grad_out": grad_out},
-        **{"logsumexp": logsumexp, "grad_logsumexp": grad_logsumexp},
+        "query": query,
+        "key": key,
+        "value": value,
+        "out": out,
+        "grad_out": grad_out,
+        "logsumexp": logsumexp,
+        "grad_logsumexp": grad_logsumexp,
         **mask.realized(_TABLES),
     }
     template = FlexTemplate(
@@ -171,9 +175,10 @@ def lower_backward(
     )
     results = template.create()
     grad_key, grad_value = results["grad_key"], results["grad_value"]
-    if not V.graph.sizevars.evaluate_expr(ir.sympy.Eq(batch, key_batch)):
+    if not V.graph.sizevars.evaluate_expr(sympy.Eq(batch, key_batch)):
         grad_key, grad_value = (lowerings[aten.sum](x, axis=0, keepdims=True) for x in (grad_key, grad_value))
     captured = tuple(
-        results[captured_results[i]] if i in captured_results else None for i in range(len(modifications.score_captured))
+        results[captured_results[i]] if i in captured_results else None
+        for i in range(len(modifications.score_captured))
     )
     return results["grad_query"], grad_key, grad_value, captured

@@ -16,8 +16,8 @@ from torch._inductor.lowering import to_dtype
 from torch._inductor.virtualized import V
 from torch.nn.attention.flex_attention import FlexKernelOptions
 
-from torch_neuronx.compiler.flex_attention import tile_code
-from torch_neuronx.compiler.flex_attention.template import KernelWriter
+from . import tile_code
+from .template import KernelWriter
 
 SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Set by flex_attention() itself.
@@ -31,7 +31,9 @@ def check_dtypes(query: Any, key: Any, value: Any) -> None:
         names = ", ".join(str(dtype) for dtype in dtypes)
         raise ValueError(f"FlexAttention: query, key and value must have one dtype, got {names}")
     if dtypes[0] not in SUPPORTED_DTYPES:
-        raise NotImplementedError(f"FlexAttention: compiled kernels take float32, bfloat16 and float16, not {dtypes[0]}")
+        raise NotImplementedError(
+            f"FlexAttention: compiled kernels take float32, bfloat16 and float16, not {dtypes[0]}"
+        )
 
 
 def check_kernel_options(options: dict[str, Any]) -> None:
@@ -85,8 +87,8 @@ class BlockMaskInputs:
         ):
             if not evaluate(sympy.Le(length, sympy.Mul(blocks, block))):
                 raise ValueError(
-                    f"FlexAttention: the block mask covers {blocks} {what} blocks of {block}, the tensors have {length} "
-                    "positions; create it for this length"
+                    f"FlexAttention: the block mask covers {blocks} {what} blocks of {block}, the tensors have "
+                    f"{length} positions; create it for this length"
                 )
         for own, wanted, what in ((size[0], batch, "batch size"), (size[1], heads, "number of heads")):
             if not evaluate(sympy.Eq(own, 1)) and not evaluate(sympy.Eq(own, wanted)):
@@ -133,10 +135,10 @@ class Modifications:
         self.mask_captured = realize(list(mask_captured))
         self._score = self._mask = None
         if not tile_code.is_identity(score_graph.graph_module, 0):
-            names = (tile_code.SCORE, *_POSITIONS)
+            names = (tile_code.SCORE, *tile_code.POSITIONS)
             self._score = self.lower(score_graph.graph_module, names, self.score_captured)
         if not is_trivial_mask_graph(mask_graph.graph_module):
-            self._mask = self.lower(mask_graph.graph_module, _POSITIONS, self.mask_captured)
+            self._mask = self.lower(mask_graph.graph_module, tile_code.POSITIONS, self.mask_captured)
 
     def lower(self, graph_module: torch.fx.GraphModule, names: Sequence[str], captured: Sequence[Any]) -> Any:
         arguments = tile_code.scalar_arguments(self.shape, self.device, names)
@@ -159,9 +161,6 @@ class Modifications:
             return "flex::None{}"
         code = tile_code.TileCode(self.shape, writer.kernel.args).store_where(_only(self._mask))
         return lambda_over_tile(f"float* {tile_code.OUT}", f"const float* score = {tile_code.OUT};", code)
-
-
-_POSITIONS = (tile_code.BATCH, tile_code.HEAD, tile_code.QUERY_POSITIONS, tile_code.KEY_POSITIONS)
 
 
 def _only(outputs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A C++ kernel with several results as a node of Inductor's graph, with its source from kernels/*.h and generated code."""
+"""A C++ kernel with several results as a node of Inductor's graph: kernels/*.h, and generated code that calls them."""
 
 from __future__ import annotations
 
@@ -94,9 +94,7 @@ class FlexTemplate(CppTemplate):
 class KernelWriter:
     """Writes a kernel's inputs, results and sizes as C++."""
 
-    def __init__(
-        self, kernel: CppTemplateKernel, inputs: dict[str, ir.IRNode], outputs: dict[str, ir.IRNode]
-    ) -> None:
+    def __init__(self, kernel: CppTemplateKernel, inputs: dict[str, ir.IRNode], outputs: dict[str, ir.IRNode]) -> None:
         self.kernel = kernel
         self._nodes = {**inputs, **outputs}
         self._outputs = outputs
@@ -145,6 +143,8 @@ class KernelWriter:
         return f"({self.number(size)} == 1 ? 0 : {self.number(stride)})"
 
 
-def fixed_layout(device: torch.device, dtype: torch.dtype, size: Sequence[Any], stride: Sequence[Any]) -> ir.FixedLayout:
+def fixed_layout(
+    device: torch.device, dtype: torch.dtype, size: Sequence[Any], stride: Sequence[Any]
+) -> ir.FixedLayout:
     """A layout with given strides."""
     return ir.FixedLayout(device, dtype, [sympy.sympify(s) for s in size], [sympy.sympify(s) for s in stride])

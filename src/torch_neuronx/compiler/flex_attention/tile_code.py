@@ -21,7 +21,6 @@ from torch._inductor.lowering import (
     check_and_broadcast_indices,
     expand,
     index_output_size_and_inner_fn,
-    lowerings,
     to_dtype,
 )
 from torch._inductor.subgraph_lowering import PointwiseSubgraphLowering
@@ -39,6 +38,8 @@ SCORE, GRAD, BATCH, HEAD = "score", "grad", "batch", "head"
 QUERY_POSITIONS, KEY_POSITIONS = "query_positions", "key_positions"
 # Inductor stores to names with "buf" in them only.
 OUT = "buf_out_tile"
+# The scalar arguments that say where a score is.
+POSITIONS = (BATCH, HEAD, QUERY_POSITIONS, KEY_POSITIONS)
 
 
 @dataclasses.dataclass
@@ -134,9 +135,7 @@ def scatter_over_tile(shape: TileShape, size: Sequence[Any], indices: Sequence[A
     return CapturedGradient([(lambda tile: flatten(locate(tile)), _over_tile(values, shape))])
 
 
-def lower_graph(
-    graph_module: torch.fx.GraphModule, arguments: Sequence[Any], shape: TileShape
-) -> Any:
+def lower_graph(graph_module: torch.fx.GraphModule, arguments: Sequence[Any], shape: TileShape) -> Any:
     """The outputs of a graph of scalars over a tile: TensorBox, CapturedGradient or None."""
     lowering = _TileLowering(graph_module, shape)
     with V.set_graph_handler(lowering):  # type: ignore[arg-type]
@@ -224,8 +223,8 @@ class TileCode:
                 self._kernel_args.sizevars.setdefault(symbol, name)
 
     def _dtype_of(self, output: str) -> Callable[[str], torch.dtype]:
-        own = {name: torch.int32 for name in (BATCH, HEAD, QUERY_POSITIONS, KEY_POSITIONS)}
-        own.update({name: torch.float32 for name in (SCORE, GRAD, output)})
+        own = dict.fromkeys(POSITIONS, torch.int32)
+        own.update(dict.fromkeys((SCORE, GRAD, output), torch.float32))
         of_graph = V.graph.get_dtype
         return lambda name: own[name] if name in own else of_graph(name)
 
@@ -241,22 +240,3 @@ def is_identity(graph_module: torch.fx.GraphModule, argument: int) -> bool:
 def reads(graph_module: torch.fx.GraphModule, argument: int) -> bool:
     """Whether the graph uses one of its arguments."""
     return bool(list(graph_module.graph.nodes)[argument].users)
-
-
-__all__ = [
-    "BATCH",
-    "GRAD",
-    "HEAD",
-    "KEY_POSITIONS",
-    "QUERY_POSITIONS",
-    "SCORE",
-    "CapturedGradient",
-    "TileCode",
-    "TileShape",
-    "captured_scalar_gradient",
-    "is_identity",
-    "lower_graph",
-    "lowerings",
-    "reads",
-    "scalar_arguments",
-]
