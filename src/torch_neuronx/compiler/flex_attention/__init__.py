@@ -33,7 +33,7 @@ def _install() -> None:
     from .forward import lower_forward
 
     global _users
-    own = {
+    own: dict[Any, Any] = {
         torch.ops.higher_order.flex_attention: lower_forward,
         torch.ops.higher_order.flex_attention_backward: lower_backward,
     }

@@ -59,10 +59,10 @@ class FlexTemplate(CppTemplate):
         """Adds the kernel to the graph; its results by name."""
         device = self.layout.device
         node = ir.CppTemplateBuffer(
-            layout=ir.MultiOutputLayout(device=device),
+            layout=ir.MultiOutputLayout(device=device),  # type: ignore[arg-type]
             inputs=self.input_nodes,
             make_kernel_render=self._make_kernel_render,
-            template=self,
+            template=self,  # type: ignore[arg-type]
             choice=None,
         )
         node.allow_epilogue_fusion = False
@@ -77,9 +77,9 @@ class FlexTemplate(CppTemplate):
         return kernel, functools.partial(kernel.render, self, template_buffer_node=node)
 
     def render(self, *, kernel: CppTemplateKernel, template_buffer_node: ir.CppTemplateBuffer) -> str:  # type: ignore[override]
-        inputs = dict(zip(self._input_names, template_buffer_node.inputs, strict=True))
+        inputs: dict[str, Any] = dict(zip(self._input_names, template_buffer_node.inputs, strict=True))
         assert template_buffer_node.outputs is not None
-        outputs = dict(zip(self._outputs, template_buffer_node.outputs, strict=True))
+        outputs: dict[str, Any] = dict(zip(self._outputs, template_buffer_node.outputs, strict=True))
         # A result that nothing reads has no memory.
         alive = {key: out for key, out in outputs.items() if out.get_name() not in V.graph.removed_buffers}
         signature = kernel.def_kernel(inputs=inputs, outputs=alive)
