@@ -26,6 +26,10 @@ Block = Callable[[], float]  # runs a block of work and returns seconds per unit
 class Settings:
     pairs: int = 20  # blocks of each kind, at least
     seconds: float = 4.0  # and go on measuring a claim for this long
+    most_seconds: float = 60.0  # but where a unit of work is that slow, stop here with FEWEST_PAIRS
+
+
+FEWEST_PAIRS = 3
 
 
 @dataclass
@@ -71,17 +75,19 @@ def compare(
 ) -> Result:
     """Runs both kinds of blocks in turn, each pair in the other order than the one before, and prints the result.
 
+    A claim whose units are slow ends after `settings.most_seconds`, with at least three pairs.
+
     `fastest_of` blocks of either kind, still in turn, make one side of a pair, which counts with its fastest: other
     processes of the machine take the cores away in some blocks and leave others alone.
     """
     cpu()
     device()
     times: list[tuple[float, float]] = []
-    end = time.perf_counter() + settings.seconds
+    start = time.perf_counter()
     gc.collect()
     gc.disable()  # a collection would hit one of two neighbours only
     try:
-        while len(times) < settings.pairs or time.perf_counter() < end:
+        while not _enough(settings, len(times), time.perf_counter() - start):
             first, second = (device, cpu) if len(times) % 2 else (cpu, device)
             tries = [(first(), second()) for _ in range(fastest_of)]
             fastest = [min(side) for side in zip(*tries, strict=True)]
@@ -94,6 +100,12 @@ def compare(
     result = Result(name, *medians, ratio, low, high, len(times), target, at_least)
     print(result.line(), flush=True)
     return result
+
+
+def _enough(settings: Settings, pairs: int, seconds: float) -> bool:
+    if seconds > settings.most_seconds:
+        return pairs >= min(FEWEST_PAIRS, settings.pairs)
+    return pairs >= settings.pairs and seconds > settings.seconds
 
 
 def timed(work: Callable[[], object], count: int = 1) -> float:

@@ -58,7 +58,18 @@ def test_programs_reach_what_they_are_meant_to_reach() -> None:
     assert 0.01 < outcomes.count("raised") / len(outcomes) < 0.15
     assert outcomes.count("left out") < 0.02 * len(outcomes)
     code = "\n".join(step.code for step in steps)
-    for part in ("out=", "as_strided", ".backward(", "_foreach_", "[", "requires_grad_", "torch.matmul", ".mul_("):
+    training = ("inference_mode", "rnn('LSTM'", "rnn('GRU'", "rnn('RNNCell'", "'SGD'", "'Adam'", "'AdamW'")
+    for part in (
+        "out=",
+        "as_strided",
+        ".backward(",
+        "_foreach_",
+        "[",
+        "requires_grad_",
+        "torch.matmul",
+        ".mul_(",
+        *training,
+    ):
         assert part in code
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -271,3 +274,54 @@ def test_refused_at_the_call(hand_off, good, bad) -> None:
     with pytest.raises(RuntimeError):
         bad(x)
     torch.neuron.synchronize()
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("lengths", [(4, 4, 4), (4, 4, 2), (1, 1), (3,)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}, {"bias": False}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_packed_sequences_as_on_the_cpu(kind: str, lengths: tuple[int, ...], options: dict, dtype: torch.dtype) -> None:
+    """The CPU takes its fused layer for a packed batch whose sequences have one length, too."""
+    torch.manual_seed(0)
+    module = getattr(torch.nn, kind)(3, 5, **options).to(dtype)
+    x = torch.randn(max(lengths), len(lengths), 3, dtype=dtype)
+    seen = []
+    for device in ("cpu", "neuron"):
+        there = copy.deepcopy(module).to(device)
+        inputs = x.detach().to(device).requires_grad_()
+        packed = torch.nn.utils.rnn.pack_padded_sequence(inputs, torch.tensor(lengths))
+        output, state = there(packed)
+        (output.data * output.data.detach().cos()).sum().backward()
+        states = state if isinstance(state, tuple) else (state,)
+        gradients = [inputs.grad, *(parameter.grad for parameter in there.parameters())]
+        seen.append([tensor.detach().cpu() for tensor in (output.data, *states, *gradients)])
+    for on_cpu, on_device in zip(*seen, strict=True):
+        assert torch.equal(on_cpu, on_device)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.add_(1),
+        lambda t: t.relu_(),
+        lambda t: torch._foreach_mul_([t], 2.0),
+        lambda t: torch._foreach_maximum_([t], 0.0),
+        lambda t: torch._foreach_add_([t], [t]),
+        lambda t: torch._foreach_zero_([t]),
+        lambda t: torch.add(t, 1, out=t),
+        lambda t: t.copy_(t + 1),
+    ],
+)
+def test_tensors_of_inference_mode_change_only_in_it(change: Callable[[torch.Tensor], object]) -> None:
+    for device in ("cpu", "neuron"):
+        with torch.inference_mode():
+            t = torch.ones(3, device=device)
+            change(t)
+        outcome = None
+        try:
+            change(t)
+        except RuntimeError as error:
+            outcome = str(error).splitlines()[0]
+        if device == "cpu":
+            expected = outcome
+    assert outcome == expected

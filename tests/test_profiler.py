@@ -31,9 +31,9 @@ def trace_is_off_outside():
     assert not _C._trace_enabled()
 
 
-@pytest.fixture
-def matrix():
-    a = torch.randn(64, 64, device="neuron")
+@pytest.fixture(params=[64, 16], ids=["64x64", "16x16"])  # the smaller one takes the shortcut of typed_kernels.cpp
+def matrix(request):
+    a = torch.randn(request.param, request.param, device="neuron")
     torch.mm(a, a).relu_()  # signatures are known from here on
     return a
 
@@ -104,7 +104,8 @@ def test_arrows_lead_from_the_cpu_op_to_the_device_event(matrix, tmp_path):
 
 
 def test_each_arrow_has_both_ends(matrix, tmp_path):
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).to("neuron")
+    model = torch.nn.Sequential(torch.nn.LazyLinear(64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).to("neuron")
+    model(matrix)
     optimizer = torch.optim.AdamW(model.parameters())
     with profile(activities=BOTH) as prof:
         for _ in range(2):
@@ -121,7 +122,7 @@ def test_each_arrow_has_both_ends(matrix, tmp_path):
 
 
 def test_backward_launches_are_linked_to_ops_of_the_autograd_thread(matrix):
-    weight = torch.randn(64, 64, device="neuron", requires_grad=True)
+    weight = torch.randn_like(matrix, requires_grad=True)
     loss = torch.mm(matrix, weight).sum()
     with profile(activities=BOTH) as prof:
         loss.backward()

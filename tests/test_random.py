@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -273,6 +274,47 @@ def test_checkpoint_restores_the_state_of_the_device() -> None:
     assert torch.equal(neuron.get_rng_state(), state)
 
 
+# Every way to draw from a generator that is given.
+DRAWS: dict[str, Callable[[str, torch.Generator], torch.Tensor]] = {
+    "rand": lambda d, g: torch.rand(5, 7, device=d, generator=g),
+    "randn": lambda d, g: torch.randn(33, device=d, generator=g),
+    "randn of double": lambda d, g: torch.randn(5, device=d, generator=g, dtype=torch.float64),
+    "randint": lambda d, g: torch.randint(-5, 1000, (9,), device=d, generator=g),
+    "randint, 64 bits": lambda d, g: torch.randint(0, 2**40, (9,), device=d, generator=g),
+    "randperm": lambda d, g: torch.randperm(41, device=d, generator=g),
+    "normal": lambda d, g: torch.normal(1.0, 2.0, (9,), device=d, generator=g),
+    "normal of tensors": lambda d, g: torch.normal(
+        torch.ones(9, device=d), torch.full((9,), 2.0, device=d), generator=g
+    ),
+    "normal_": lambda d, g: torch.empty(20, device=d).normal_(generator=g),
+    "normal_ of bfloat16": lambda d, g: torch.empty(20, device=d, dtype=torch.bfloat16).normal_(generator=g),
+    "uniform_": lambda d, g: torch.empty(8, device=d).uniform_(-1, 1, generator=g),
+    "random_": lambda d, g: torch.empty(8, device=d, dtype=torch.int64).random_(generator=g),
+    "random_ below": lambda d, g: torch.empty(8, device=d, dtype=torch.int32).random_(100, generator=g),
+    "exponential_": lambda d, g: torch.empty(8, device=d).exponential_(generator=g),
+    "geometric_": lambda d, g: torch.empty(8, device=d).geometric_(0.3, generator=g),
+    "cauchy_": lambda d, g: torch.empty(8, device=d).cauchy_(generator=g),
+    "log_normal_": lambda d, g: torch.empty(8, device=d).log_normal_(generator=g),
+    "bernoulli": lambda d, g: torch.bernoulli(torch.full((40,), 0.5, device=d), generator=g),
+    "bernoulli_": lambda d, g: torch.empty(40, device=d).bernoulli_(0.3, generator=g),
+    "bernoulli_ of a tensor": lambda d, g: torch.empty(9, device=d).bernoulli_(
+        torch.full((9,), 0.5, device=d), generator=g
+    ),
+    "a dropout mask": lambda d, g: (
+        torch.ones(64, device=d) * torch.empty(64, device=d).bernoulli_(0.7, generator=g) / 0.7
+    ),
+    "multinomial": lambda d, g: torch.multinomial(torch.ones(10, device=d), 5, generator=g),
+    "multinomial with replacement": lambda d, g: torch.multinomial(torch.ones(10, device=d), 15, True, generator=g),
+    "poisson": lambda d, g: torch.poisson(torch.full((9,), 3.0, device=d), generator=g),
+    "binomial": lambda d, g: torch.binomial(
+        torch.full((9,), 8.0, device=d), torch.full((9,), 0.4, device=d), generator=g
+    ),
+    "trunc_normal_": lambda d, g: torch.nn.init.trunc_normal_(torch.empty(50, device=d), generator=g),
+    "kaiming_uniform_": lambda d, g: torch.nn.init.kaiming_uniform_(torch.empty(6, 6, device=d), generator=g),
+    "orthogonal_": lambda d, g: torch.nn.init.orthogonal_(torch.empty(6, 6, device=d), generator=g),
+}
+
+
 class TestHostRng:
     """Host-RNG mode draws what the CPU generator would draw."""
 
@@ -320,3 +362,116 @@ class TestHostRng:
         for a, b in zip(expected, drawn, strict=True):
             assert torch.equal(a, b)
         assert torch.randn(1).item() == after
+
+    @pytest.mark.parametrize("name", DRAWS)
+    def test_a_generator_draws_what_a_cpu_generator_draws(self, name: str) -> None:
+        draw = DRAWS[name]
+        on_cpu = torch.Generator("cpu").manual_seed(7)
+        expected = [draw("cpu", on_cpu) for _ in range(3)]
+        default = torch.get_rng_state()
+        with neuron.host_rng(True):
+            for index in range(min(2, neuron.device_count())):
+                generator = torch.Generator(f"neuron:{index}").manual_seed(7)
+                drawn = [draw(f"neuron:{index}", generator).cpu() for _ in range(3)]
+                assert all(torch.equal(a, b) for a, b in zip(expected, drawn, strict=True))
+                assert generator.initial_seed() == 7
+        assert torch.equal(torch.get_rng_state(), default)
+
+    def test_a_new_generator_has_the_seed_of_a_new_cpu_generator(self) -> None:
+        expected = torch.rand(9, generator=torch.Generator("cpu"))
+        with neuron.host_rng(True):
+            assert torch.equal(torch.rand(9, device="neuron", generator=torch.Generator("neuron")).cpu(), expected)
+
+    def test_generators_do_not_disturb_each_other(self) -> None:
+        def draws(device: str) -> list[torch.Tensor]:
+            first, second = (torch.Generator(device).manual_seed(seed) for seed in (1, 2))
+            torch.manual_seed(3)
+            order = (first, second, None, first, None, second)
+            return [torch.randn(5, device=device, generator=generator).cpu() for generator in order]
+
+        with neuron.host_rng(True):
+            on_device = draws("neuron")
+        assert all(torch.equal(a, b) for a, b in zip(draws("cpu"), on_device, strict=True))
+
+    def test_the_state_of_a_generator_is_that_of_the_cpu_generator(self) -> None:
+        on_cpu = torch.Generator("cpu").manual_seed(11)
+        torch.randn(3, generator=on_cpu)  # an odd number: one normal sample is kept for the next draw
+        with neuron.host_rng(True):
+            generator = torch.Generator("neuron").manual_seed(11)
+            torch.randn(3, device="neuron", generator=generator)
+            state = generator.get_state()
+            assert torch.equal(state, on_cpu.get_state())
+            after = [torch.randn(7, device="neuron", generator=generator).cpu() for _ in range(2)]
+            generator.set_state(state)
+            again = [torch.randn(7, device="neuron", generator=generator).cpu() for _ in range(2)]
+            other = torch.Generator("neuron")
+            other.set_state(on_cpu.get_state())
+            from_cpu = torch.randn(7, device="neuron", generator=other).cpu()
+        assert torch.equal(after[0], torch.randn(7, generator=on_cpu))
+        assert all(torch.equal(a, b) for a, b in zip(after, again, strict=True))
+        assert torch.equal(from_cpu, after[0])
+        assert other.initial_seed() == 11
+
+    @pytest.mark.parametrize(
+        "copy", [lambda g: g.clone_state(), lambda g: pickle.loads(pickle.dumps(g))], ids=["clone_state", "pickle"]
+    )
+    def test_a_copy_of_a_generator_goes_on_from_there(self, copy: Callable[[torch.Generator], torch.Generator]) -> None:
+        on_cpu = torch.Generator("cpu").manual_seed(5)
+        torch.rand(3, generator=on_cpu)
+        expected = torch.rand(4, generator=on_cpu)
+        with neuron.host_rng(True):
+            generator = torch.Generator("neuron").manual_seed(5)
+            torch.rand(3, device="neuron", generator=generator)
+            twin = copy(generator)
+            for one in (generator, twin):
+                assert torch.equal(torch.rand(4, device="neuron", generator=one).cpu(), expected)
+
+    def test_states_of_the_two_modes(self) -> None:
+        generator = torch.Generator("neuron").manual_seed(5)
+        at_start = generator.get_state()
+        assert at_start.numel() == 16
+        torch.rand(3, device="neuron", generator=generator)
+        later = generator.get_state()
+        with neuron.host_rng(True):
+            generator.set_state(at_start)  # the seed is all that there is to it
+            drawn = torch.rand(3, device="neuron", generator=generator).cpu()
+            assert torch.equal(drawn, torch.rand(3, generator=torch.Generator("cpu").manual_seed(5)))
+            with pytest.raises(RuntimeError, match="outside of host-RNG mode"):
+                generator.set_state(later)
+            in_mode = generator.get_state()
+        generator.set_state(in_mode)
+        assert generator.initial_seed() == 5 and generator.get_state().numel() == 16
+
+    def test_seed_reseeds(self) -> None:
+        with neuron.host_rng(True):
+            generator = torch.Generator("neuron")
+            seed = generator.seed()
+            drawn = torch.rand(3, device="neuron", generator=generator).cpu()
+        assert torch.equal(drawn, torch.rand(3, generator=torch.Generator("cpu").manual_seed(seed)))
+
+    def test_the_device_s_own_generator_is_the_default_cpu_generator(self) -> None:
+        torch.manual_seed(9)
+        expected = torch.rand(5)
+        torch.manual_seed(9)
+        with neuron.host_rng(True):
+            own = neuron.default_generators[0]
+            assert torch.equal(torch.rand(5, device="neuron:0", generator=own).cpu(), expected)
+            assert own.get_state().numel() == 16  # what DTensor and checkpoint rely on
+
+    def test_a_generator_of_the_cpu_is_refused(self) -> None:
+        with neuron.host_rng(True), pytest.raises(RuntimeError, match="Expected a 'neuron' device type"):
+            torch.rand(3, device="neuron", generator=torch.Generator("cpu"))
+
+
+@pytest.mark.parametrize("index", [neuron.device_count(), 99, 127])
+def test_a_generator_needs_a_device_that_is_there(index: int) -> None:
+    with pytest.raises(RuntimeError, match=f"invalid neuron device index {index}: this process sees"):
+        torch.Generator(f"neuron:{index}")
+    with pytest.raises(RuntimeError, match=f"invalid neuron device index {index}: this process sees"):
+        torch.Generator(torch.device("neuron", index))
+
+
+@pytest.mark.parametrize("name", ["neuron:-1", "neuron:128", "neuron:x", "neuron:"])
+def test_a_generator_needs_a_name_of_a_device(name: str) -> None:
+    with pytest.raises(RuntimeError):
+        torch.Generator(name)

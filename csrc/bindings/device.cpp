@@ -3,6 +3,7 @@
 #include "device/config.h"
 #include "device/current.h"
 #include "device/gil.h"
+#include "device/sync_debug.h"
 #include "stream/stream_pool.h"
 
 #include <c10/util/Exception.h>
@@ -66,6 +67,9 @@ void bind_device(py::module& module) {
   module.def("is_started", &config::is_started);
   module.def("ensure_started", &config::ensure_started);
   module.def("in_bad_fork", &config::in_bad_fork);
+
+  module.def("sync_debug_mode", [] { return static_cast<int>(sync_debug_mode()); });
+  module.def("set_sync_debug_mode", [](int mode) { set_sync_debug_mode(static_cast<SyncDebugMode>(mode)); });
 
   module.def("current_device", &current_device);
   // Negative indices are ignored, as in torch.cuda.

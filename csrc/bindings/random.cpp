@@ -1,17 +1,11 @@
 #include "bindings/bindings.h"
-#include "device/config.h"
 #include "device/generator.h"
 #include "device/host_autocast.h"
 
 namespace neuron {
 
 void bind_random(py::module& module) {
-  module.def("default_generator", [](c10::DeviceIndex index) {
-    if (index >= 0) {
-      config::check_device_index(index);
-    }
-    return default_generator(index);
-  });
+  module.def("default_generator", [](c10::DeviceIndex index) { return default_generator(index); });
   module.def("seed_default_generators", &seed_default_generators);
   // For tests and for kernels written in Python: what a random op does at its call.
   module.def(

@@ -33,7 +33,7 @@ class TraceReader {
       launches.append(
           py::make_tuple(
               record.name, record.signature, trace::op_of(record.correlation), trace::annotation_of(record.correlation),
-              record.enqueue_ns, record.start_ns, record.end_ns, record.device, record.stream, record.thread,
+              record.enqueued, record.started, record.ended, record.device, record.stream, record.thread,
               record.inline_run != 0));
     }
     return launches;
@@ -70,11 +70,11 @@ double measure_trace_cost(int64_t launches, bool on) {
     record.name = "neuron::trace_cost";
     if (trace::enabled()) { // at submission
       record.correlation = trace::current_correlation();
-      record.enqueue_ns = trace::now_ns();
+      record.enqueued = trace::now_ticks();
     }
     if (trace::enabled()) { // on the executor
-      record.start_ns = trace::now_ns();
-      record.end_ns = trace::now_ns();
+      record.started = trace::now_ticks();
+      record.ended = trace::now_ticks();
       trace::append(record);
     }
   }

@@ -4,6 +4,7 @@
 #include "device/current.h"
 #include "device/environment.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <c10/util/Exception.h>
 
@@ -39,19 +40,33 @@ std::atomic<bool>& host_rng_flag() noexcept {
 }
 
 c10::DeviceIndex index_or_current(c10::DeviceIndex index) {
-  return index < 0 ? current_device() : index;
+  if (index == -1) {
+    return current_device();
+  }
+  config::check_device_index(index);
+  return index;
+}
+
+at::Generator make_host_generator(uint64_t seed) {
+  return at::make_generator<at::CPUGeneratorImpl>(seed);
+}
+
+size_t host_state_bytes() {
+  static const auto bytes = static_cast<size_t>(make_host_generator(0).unsafeGetGeneratorImpl()->get_state()->numel());
+  return bytes;
 }
 
 } // namespace
 
-NeuronGenerator::NeuronGenerator(c10::DeviceIndex index, uint64_t seed)
-    : NeuronGenerator(index, std::make_shared<SharedState>()) {
-  state_->philox.seed = seed;
+NeuronGenerator::NeuronGenerator(c10::DeviceIndex index, Role role)
+    : NeuronGenerator(index, role, std::make_shared<SharedState>()) {
+  state_->philox.seed = c10::default_rng_seed_val;
 }
 
-NeuronGenerator::NeuronGenerator(c10::DeviceIndex index, std::shared_ptr<SharedState> state)
+NeuronGenerator::NeuronGenerator(c10::DeviceIndex index, Role role, std::shared_ptr<SharedState> state)
     : c10::GeneratorImpl(
           c10::Device(c10::DeviceType::PrivateUse1, index), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
+      role_(role),
       state_(std::move(state)) {}
 
 PhiloxState NeuronGenerator::reserve(uint64_t increment) {
@@ -62,23 +77,37 @@ PhiloxState NeuronGenerator::reserve(uint64_t increment) {
   return reserved;
 }
 
+at::Generator NeuronGenerator::host() const {
+  if (role_ == Role::OfDevice) {
+    return at::detail::getDefaultCPUGenerator();
+  }
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  if (!state_->host.defined()) {
+    state_->host = make_host_generator(state_->philox.seed);
+  }
+  return state_->host;
+}
+
 PhiloxState NeuronGenerator::read() const {
   std::lock_guard<std::mutex> lock(state_->mutex);
   return state_->philox;
 }
 
-void NeuronGenerator::write(PhiloxState philox) {
+void NeuronGenerator::write(PhiloxState philox, at::Generator host) {
   TORCH_CHECK(philox.offset % kOffsetUnit == 0, "offset must be a multiple of 4, got ", philox.offset);
   std::lock_guard<std::mutex> lock(state_->mutex);
   state_->philox = philox;
+  state_->host = std::move(host);
 }
 
 void NeuronGenerator::set_current_seed(uint64_t seed) {
-  write({seed, 0});
+  write({seed, 0}, {});
 }
 
 void NeuronGenerator::set_offset(uint64_t offset) {
-  write({current_seed(), offset});
+  TORCH_CHECK(offset % kOffsetUnit == 0, "offset must be a multiple of 4, got ", offset);
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->philox.offset = offset;
 }
 
 uint64_t NeuronGenerator::get_offset() const {
@@ -98,6 +127,13 @@ uint64_t NeuronGenerator::seed() {
 void NeuronGenerator::set_state(const c10::TensorImpl& new_state) {
   at::detail::check_rng_state(new_state);
   const auto bytes = static_cast<size_t>(new_state.numel());
+  if (role_ == Role::OfUser && bytes == host_state_bytes()) {
+    at::Generator host = make_host_generator(0);
+    host.unsafeGetGeneratorImpl()->set_state(new_state);
+    const PhiloxState philox{host.current_seed(), 0};
+    write(philox, std::move(host));
+    return;
+  }
   TORCH_CHECK(
       bytes == kStateBytes || bytes == kSeedBytes, "RNG state is wrong size: expected ", kStateBytes, " bytes, got ",
       bytes);
@@ -107,10 +143,19 @@ void NeuronGenerator::set_state(const c10::TensorImpl& new_state) {
   if (bytes == kStateBytes) {
     std::memcpy(&philox.offset, data + kSeedBytes, sizeof(philox.offset));
   }
-  write(philox);
+  // The host generator has no offset: only its beginning can be found again.
+  TORCH_CHECK(
+      philox.offset == 0 || role_ == Role::OfDevice || !host_rng(),
+      "this RNG state was taken outside of host-RNG mode, and cannot be continued in it");
+  write(philox, {});
 }
 
 c10::intrusive_ptr<c10::TensorImpl> NeuronGenerator::get_state() const {
+  if (role_ == Role::OfUser && host_rng()) {
+    at::Generator generator = host();
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    return generator.unsafeGetGeneratorImpl()->get_state();
+  }
   const PhiloxState philox = read();
   auto state = at::detail::empty_cpu({static_cast<int64_t>(kStateBytes)}, c10::ScalarType::Byte);
   auto* data = static_cast<uint8_t*>(state.unsafeGetTensorImpl()->mutable_data());
@@ -126,13 +171,20 @@ void NeuronGenerator::graphsafe_set_state(const c10::intrusive_ptr<c10::Generato
 }
 
 c10::intrusive_ptr<c10::GeneratorImpl> NeuronGenerator::graphsafe_get_state() const {
-  return c10::intrusive_ptr<c10::GeneratorImpl>::reclaim(new NeuronGenerator(device_.index(), state_));
+  return c10::intrusive_ptr<c10::GeneratorImpl>::reclaim(new NeuronGenerator(device_.index(), role_, state_));
 }
 
 NeuronGenerator* NeuronGenerator::clone_impl() const {
   auto copy = std::make_shared<SharedState>();
-  copy->philox = read();
-  return new NeuronGenerator(device_.index(), std::move(copy));
+  {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    copy->philox = state_->philox;
+    if (state_->host.defined()) {
+      std::lock_guard<std::mutex> host_lock(state_->host.mutex());
+      copy->host = state_->host.clone();
+    }
+  }
+  return new NeuronGenerator(device_.index(), Role::OfUser, std::move(copy));
 }
 
 const at::Generator& default_generator(c10::DeviceIndex index) {
@@ -141,7 +193,7 @@ const at::Generator& default_generator(c10::DeviceIndex index) {
   std::lock_guard<std::mutex> lock(all.mutex);
   at::Generator& generator = all.generators[static_cast<size_t>(index)];
   if (!generator.defined()) {
-    generator = make_generator(index);
+    generator = at::make_generator<NeuronGenerator>(index, NeuronGenerator::Role::OfDevice);
     generator.set_current_seed(
         all.seed.has_value() ? *all.seed : c10::detail::getNonDeterministicRandom(/*is_cuda=*/true));
   }

@@ -2,6 +2,7 @@
 #include "device/config.h"
 #include "device/current.h"
 #include "device/gil.h"
+#include "device/sync_debug.h"
 #include "memory/caching_allocator.h"
 #include "stream/event.h"
 #include "stream/stream_pool.h"
@@ -92,6 +93,7 @@ struct NeuronGuardImpl final : public c10::impl::DeviceGuardImplInterface {
 
   void synchronizeStream(const c10::Stream& stream) const override {
     Stream& target = lookup_stream(stream);
+    note_synchronizing("Stream.synchronize");
     without_gil([&target] { target.synchronize(); });
   }
 

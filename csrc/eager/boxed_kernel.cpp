@@ -3,6 +3,7 @@
 #include "device/config.h"
 #include "device/current.h"
 #include "device/generator.h"
+#include "device/sync_debug.h"
 #include "eager/adopt.h"
 #include "eager/alias.h"
 #include "eager/fallback.h"
@@ -89,17 +90,31 @@ class InlineLaunch {
   OpLaunch& launch_;
 };
 
+// The generator that a random op was given, or none.
+std::optional<at::Generator> given_generator(const ScannedCall& call) {
+  const auto& value = call.args[static_cast<size_t>(call.entry->generator_arg)];
+  return value.isNone() ? std::nullopt : std::optional<at::Generator>(value.toGenerator());
+}
+
 std::optional<PhiloxState> reserve_random(const ScannedCall& call) {
-  const auto& entry = *call.entry;
-  if (!entry.random || entry.generator_arg < 0) {
+  if (!call.entry->random || call.entry->generator_arg < 0) {
     return std::nullopt;
   }
-  const auto& value = call.args[static_cast<size_t>(entry.generator_arg)];
-  const auto generator = value.isNone() ? std::nullopt : std::optional<at::Generator>(value.toGenerator());
-  if (host_rng() && !generator.has_value()) {
-    return std::nullopt; // the kernel takes the default CPU generator, now and in program order
+  return reserve_for_launch(given_generator(call), call.device, call.entry->random_draws);
+}
+
+// Decides what the kernel of a random op draws from when it runs inline.
+void set_generator(const ScannedCall& call, OpLaunch& launch) {
+  if (!host_rng()) {
+    if (const auto state = reserve_random(call)) {
+      launch.set_random(*state);
+    }
+  } else if (call.entry->generator_arg >= 0) {
+    // Without a generator the kernel takes the default CPU generator, now and in program order.
+    if (const auto generator = given_generator(call)) {
+      launch.draw_from(host_generator(*generator));
+    }
   }
-  return reserve_for_launch(generator, call.device, entry.random_draws);
 }
 
 void replace_arguments(torch::jit::Stack& stack, size_t num_args, torch::jit::Stack results) {
@@ -111,8 +126,8 @@ void replace_arguments(torch::jit::Stack& stack, size_t num_args, torch::jit::St
 
 void bump_versions(const ScannedCall& call) {
   for (const auto& tensor : call.tensors) {
-    if (call.entry->is_mutable(tensor.arg) && !tensor.impl->is_inference()) {
-      tensor.impl->bump_version();
+    if (call.entry->is_mutable(tensor.arg)) {
+      tensor.impl->bump_version(); // raises for a tensor of inference mode outside of it
     }
   }
 }
@@ -144,9 +159,7 @@ torch::jit::Stack run_inline(
     }
   }
   if (C10_UNLIKELY(call.entry->random)) {
-    if (const auto state = reserve_random(call)) {
-      launch.set_random(*state);
-    }
+    set_generator(call, launch);
   }
   torch::jit::Stack results;
   {
@@ -323,13 +336,17 @@ void launch_operator(OpEntry& entry, torch::jit::Stack* stack, const LaunchOptio
       entry.has_host_kernel(), "Could not run '", entry.name, "' on neuron: the host has no kernel for it.");
   Stream& stream = current_stream(call.device);
 
+  const bool keyed = has_signature(call);
+  if (C10_UNLIKELY(!keyed)) {
+    note_synchronizing(entry.name.c_str());
+  }
   if (C10_UNLIKELY(entry.foreign || entry.needs_gil)) {
     replace_arguments(*stack, entry.num_args, run_unheld(call, stream));
     return;
   }
   c10::intrusive_ptr<Record> record;
   c10::intrusive_ptr<Record> fresh;
-  if (C10_LIKELY(call.keyable && !entry.always_inline && !call.host_tensors && !call.untracked)) {
+  if (C10_LIKELY(keyed)) {
     const uint64_t hash = hash_key(call.key);
     record = c10::intrusive_ptr<Record>::reclaim_copy(find_record(call.key, hash));
     if (!record) {

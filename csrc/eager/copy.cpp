@@ -2,6 +2,7 @@
 
 #include "device/config.h"
 #include "device/current.h"
+#include "device/sync_debug.h"
 #include "eager/boxed_kernel.h"
 #include "eager/factories.h"
 #include "eager/narrowing.h"
@@ -77,6 +78,10 @@ void between_devices(at::Tensor& self, const at::Tensor& source) {
 
 void from_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   auto& storage = storage_of(*self.unsafeGetTensorImpl());
+  if (C10_UNLIKELY(sync_debug_mode() != SyncDebugMode::Off) && source.nbytes() > kStagedBytes &&
+      !(non_blocking && source.is_pinned())) {
+    report_synchronizing("copy from the host");
+  }
   if (tracked(storage) != nullptr && !unused(storage) && !config::get().launch_blocking && !narrowing()) {
     const bool pinned = non_blocking && source.is_pinned();
     if (pinned || source.nbytes() <= kStagedBytes) {
@@ -106,6 +111,9 @@ void to_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
     mark_use(storage, stream, stream.submitted() + 1);
     copy_in_stream_order(stream, "neuron::copy_device_to_host", self, host_view(source));
     return;
+  }
+  if (C10_UNLIKELY(sync_debug_mode() != SyncDebugMode::Off) && !(non_blocking && self.is_pinned())) {
+    report_synchronizing("copy to the host");
   }
   wait_until_unused(storage);
   const auto span = inline_span("neuron::copy_device_to_host", source);
@@ -167,6 +175,7 @@ at::Tensor clone_now(const at::Tensor& self) {
 
 c10::Scalar local_scalar_dense(const at::Tensor& self) {
   TORCH_CHECK(self.numel() > 0, "The input to item() must not be empty");
+  note_synchronizing("item");
   wait_until_unused(storage_of(*self.unsafeGetTensorImpl()));
   memory::DeviceAccess access;
   return at::_local_scalar_dense(host_view(self));

@@ -16,6 +16,13 @@ uint64_t splitmix64(uint64_t& x) noexcept {
 
 thread_local PhiloxState t_launch_state;
 
+NeuronGenerator& checked(const at::Generator& generator) {
+  TORCH_CHECK(
+      generator.device().type() == c10::DeviceType::PrivateUse1,
+      "Expected a 'neuron' device type for generator but found '", generator.device().type(), "'");
+  return *static_cast<NeuronGenerator*>(generator.unsafeGetGeneratorImpl());
+}
+
 at::Generator generator_at(const PhiloxState& state) {
   thread_local at::Generator generator = at::make_generator<at::CPUGeneratorImpl>();
   // mt19937's own seeding keeps 32 bits, which a long training run would exhaust: fill the whole state instead.
@@ -54,10 +61,11 @@ at::Generator nth_launch_generator(uint32_t n) {
 
 PhiloxState reserve_for_launch(const std::optional<at::Generator>& generator, c10::DeviceIndex device, uint32_t draws) {
   const at::Generator& chosen = generator.has_value() && generator->defined() ? *generator : default_generator(device);
-  TORCH_CHECK(
-      chosen.device().type() == c10::DeviceType::PrivateUse1,
-      "Expected a 'neuron' device type for generator but found '", chosen.device().type(), "'");
-  return static_cast<NeuronGenerator*>(chosen.unsafeGetGeneratorImpl())->reserve(kOffsetPerLaunch * draws);
+  return checked(chosen).reserve(kOffsetPerLaunch * draws);
+}
+
+at::Generator host_generator(const at::Generator& generator) {
+  return checked(generator).host();
 }
 
 } // namespace neuron::eager

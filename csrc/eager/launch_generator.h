@@ -22,4 +22,7 @@ constexpr uint64_t kOffsetPerLaunch = 4;
 PhiloxState reserve_for_launch(
     const std::optional<at::Generator>& generator, c10::DeviceIndex device, uint32_t draws = 1);
 
+// In host-RNG mode: the host generator that stands for `generator`. Throws for a generator of another device.
+at::Generator host_generator(const at::Generator& generator);
+
 } // namespace neuron::eager

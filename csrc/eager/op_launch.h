@@ -27,6 +27,8 @@ class OpLaunch final : public LaunchPayload {
     philox_ = state;
     random_ = true;
   }
+  // The kernel draws from this host generator, and advances it; for inline runs.
+  void draw_from(at::Generator host) { stack_[static_cast<size_t>(entry_->generator_arg)] = std::move(host); }
 
   // Calls the host kernel; afterwards the stack holds its results. Used inline, where the caller adopts them.
   void call_kernel();

@@ -101,6 +101,9 @@ struct Packed {
     return backwards ? run_backwards(cell, gates, state, weights) : run_forwards(cell, gates, state, weights);
   }
 
+  // Then it is no more than a padded batch, and the CPU takes it for one.
+  bool all_run_to_the_end() const { return !sizes.empty() && sizes.front() == sizes.back(); }
+
   std::vector<int64_t> sizes;
 
  private:
@@ -262,20 +265,25 @@ bool host_would_fuse(const at::Tensor& input, bool has_projections) {
   }
 }
 
+std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_lstm(
+    const at::Tensor& input, at::TensorList state, at::TensorList params, bool has_biases, int64_t num_layers,
+    double dropout, bool train, bool bidirectional, bool batch_first) {
+  // The CPU's own composite: written in dispatched operators, so that on neuron tensors it launches on neuron.
+  at::Tensor output;
+  at::Tensor h;
+  at::Tensor c;
+  at::native::lstm_mkldnn_stub(
+      at::kCPU, output, h, c, input, state, params, has_biases, num_layers, dropout, train, bidirectional, batch_first);
+  return {std::move(output), std::move(h), std::move(c)};
+}
+
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(
     const at::Tensor& input, at::TensorList state, at::TensorList params, bool has_biases, int64_t num_layers,
     double dropout, bool train, bool bidirectional, bool batch_first) {
   check_lstm_state(state, num_layers, bidirectional);
   const bool has_projections = state[0].size(2) != state[1].size(2);
   if (host_would_fuse(input, has_projections)) {
-    // The CPU's own composite: written in dispatched operators, so that on neuron tensors it launches on neuron.
-    at::Tensor output;
-    at::Tensor h;
-    at::Tensor c;
-    at::native::lstm_mkldnn_stub(
-        at::kCPU, output, h, c, input, state, params, has_biases, num_layers, dropout, train, bidirectional,
-        batch_first);
-    return {std::move(output), std::move(h), std::move(c)};
+    return fused_lstm(input, state, params, has_biases, num_layers, dropout, train, bidirectional, batch_first);
   }
   const auto time_first = batch_first ? input.transpose(0, 1) : input;
   const Stack stack{Cell::Lstm,   parse_weights(params, has_biases, has_projections), num_layers, dropout, train,
@@ -291,9 +299,17 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> packed_lstm(
     int64_t num_layers, double dropout, bool train, bool bidirectional) {
   check_lstm_state(state, num_layers, bidirectional);
   const bool has_projections = state[0].size(2) != state[1].size(2);
+  const Packed packed(batch_sizes);
+  if (packed.all_run_to_the_end() && host_would_fuse(data, has_projections)) {
+    const auto steps = static_cast<int64_t>(packed.sizes.size());
+    auto [output, h, c] = fused_lstm(
+        data.view({steps, packed.sizes.front(), data.size(-1)}), state, params, has_biases, num_layers, dropout, train,
+        bidirectional, /*batch_first=*/false);
+    return {output.view({data.size(0), output.size(-1)}), std::move(h), std::move(c)};
+  }
   const Stack stack{Cell::Lstm,   parse_weights(params, has_biases, has_projections), num_layers, dropout, train,
                     bidirectional};
-  auto [output, last] = run_stack(stack, Packed(batch_sizes), data, states_of(state[0], state[1]));
+  auto [output, last] = run_stack(stack, packed, data, states_of(state[0], state[1]));
   auto h = stacked_h(last);
   auto c = stacked_c(last);
   return {std::move(output), std::move(h), std::move(c)};

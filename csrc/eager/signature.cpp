@@ -264,6 +264,10 @@ void scan(OpEntry& entry, c10::ArrayRef<c10::IValue> args, ScannedCall& call) {
   Scanner(call).run();
 }
 
+bool has_signature(const ScannedCall& call) noexcept {
+  return call.keyable && !call.entry->always_inline && !call.host_tensors && !call.untracked;
+}
+
 void Record::finish() {
   for (uint32_t i = 0; i < specs.size(); ++i) {
     if (specs[i].kind == TensorSpec::Kind::Fresh && specs[i].source < 0 && specs[i].nbytes > 0) {
@@ -344,6 +348,10 @@ void store_record(c10::intrusive_ptr<Record> record) {
     all.epoch.fetch_add(1, std::memory_order_acq_rel);
   }
   all.records.emplace(record->hash, std::move(record));
+}
+
+uint64_t signature_epoch() noexcept {
+  return table().epoch.load(std::memory_order_acquire);
 }
 
 SignatureStats signature_stats() {

@@ -45,6 +45,9 @@ struct ScannedCall {
 // Throws what PyTorch throws for tensors on different devices.
 void scan(OpEntry& entry, c10::ArrayRef<c10::IValue> args, ScannedCall& call);
 
+// Whether calls like this one have a record.
+bool has_signature(const ScannedCall& call) noexcept;
+
 struct TensorSpec {
   enum class Kind : uint8_t { Undefined, Fresh, Arg, View };
   Kind kind = Kind::Undefined;
@@ -92,5 +95,7 @@ struct SignatureStats {
   uint64_t evictions = 0; // times the table was emptied because it was full
 };
 SignatureStats signature_stats();
+// Changes when the table is emptied: ids of before are not given again.
+uint64_t signature_epoch() noexcept;
 
 } // namespace neuron::eager

@@ -10,11 +10,13 @@
 #include "eager/neuron_tensor.h"
 #include "eager/op_entry.h"
 #include "eager/op_launch.h"
+#include "eager/recent_signatures.h"
+#include "eager/signature.h"
 #include "eager/thread_settings.h"
 #include "memory/guard_pages.h"
 #include "memory/kernel_memory.h"
 #include "memory/storage.h"
-#include "trace/ring.h"
+#include "trace/inline_span.h"
 
 #include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -40,6 +42,7 @@
 #include <ATen/ops/zero_ops.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <array>
 #include <cstring>
 #include <memory>
 #include <type_traits>
@@ -130,25 +133,58 @@ struct Typed<Op, Result(Args...)> {
   static constexpr bool is_product =
       std::is_same_v<Op, at::_ops::mm> || std::is_same_v<Op, at::_ops::addmm> || std::is_same_v<Op, at::_ops::bmm>;
 
+  static constexpr bool is_in_place = std::is_same_v<Result, at::Tensor&>;
+
   static Result call(Args... args) {
     Eligibility eligibility;
     (eligibility.look_at(args), ...);
-    if (eligibility.ok(is_product) && !trace::enabled() && !config::get().launch_blocking && !narrowing() &&
+    if (eligibility.ok(is_product) && !config::get().launch_blocking && !narrowing() &&
         hand_off() == HandOff::Measured) {
       const auto device = eligibility.device();
       Stream& stream = current_stream(device);
       Stream::Submission submission(stream);
       if (submission.idle()) {
-        return run(device, stream, args...);
+        if (C10_LIKELY(!trace::enabled())) {
+          return run(device, stream, args...);
+        }
+        if (const uint64_t signature = known_signature(args...); signature != 0) {
+          trace::InlineSpan span(entry().name.c_str(), device, stream.id(), signature);
+          return run(device, stream, args...);
+        }
       }
     }
-    return boxed(args...);
+    return boxed(args...); // also when the trace is on and wants an id: the boxed kernel makes the record
   }
 
  private:
   static OpEntry& entry() {
     static OpEntry& found = op_entry(c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name));
     return found;
+  }
+
+  static uint64_t known_signature(const Args&... args) {
+    thread_local RecentSignatures recent;
+    ArgumentWords words;
+    (words.add(args), ...);
+    if (const uint64_t id = recent.find(words); C10_LIKELY(id != 0 && words.complete(is_in_place))) {
+      return id;
+    }
+    const uint64_t id = scanned_signature(args...);
+    if (id != 0 && words.complete(is_in_place)) {
+      recent.keep(words, id);
+    }
+    return id;
+  }
+
+  static uint64_t scanned_signature(const Args&... args) {
+    const std::array<c10::IValue, sizeof...(Args)> values{c10::IValue(args)...};
+    ScannedCall call;
+    scan(entry(), values, call);
+    if (!has_signature(call)) {
+      return 0;
+    }
+    const Record* record = find_record(call.key, hash_key(call.key));
+    return record != nullptr ? record->id : 0;
   }
 
   static Result run(c10::DeviceIndex device, Stream& stream, Args... args) {

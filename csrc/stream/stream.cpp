@@ -108,7 +108,7 @@ Stream::Slot& Stream::acquire(Submission&) {
 uint64_t Stream::publish(Submission&) {
   const uint64_t seq = submitted_.load(std::memory_order_relaxed) + 1;
   Slot& slot = ring_[seq % kRingSize];
-  slot.enqueue_time = trace::enabled() ? trace::now_ns() : 0;
+  slot.enqueue_time = trace::enabled() ? trace::now_ticks() : 0;
   if (config::get().launch_blocking || stopping_.load(std::memory_order_relaxed)) {
     // Blocking mode: what ran ahead on other streams is finished by their own publish calls, so this one is next.
     run_slot(slot, seq);
@@ -181,7 +181,7 @@ void Stream::executor_main() {
 
 void Stream::run_slot(Slot& slot, uint64_t seq) noexcept {
   const bool traced = trace::enabled();
-  const int64_t start = traced ? trace::now_ns() : 0;
+  const int64_t start = traced ? trace::now_ticks() : 0;
   try {
     slot.active->run();
   } catch (...) {
@@ -193,9 +193,9 @@ void Stream::run_slot(Slot& slot, uint64_t seq) noexcept {
     entry.name = slot.source.name;
     entry.signature = slot.source.signature;
     entry.correlation = slot.source.correlation;
-    entry.enqueue_ns = slot.enqueue_time;
-    entry.start_ns = start;
-    entry.end_ns = trace::now_ns();
+    entry.enqueued = slot.enqueue_time;
+    entry.started = start;
+    entry.ended = trace::now_ticks();
     entry.device = device_;
     entry.stream = static_cast<int32_t>(id_);
     entry.inline_run = on_executor_thread() ? 0 : 1;

@@ -21,12 +21,12 @@ class InlineSpan {
       record_.stream = static_cast<int32_t>(stream);
       record_.correlation = current_correlation();
       record_.inline_run = 1;
-      record_.start_ns = record_.enqueue_ns = now_ns();
+      record_.started = record_.enqueued = now_ticks();
     }
   }
   ~InlineSpan() {
     if (C10_UNLIKELY(on_)) {
-      record_.end_ns = now_ns();
+      record_.ended = now_ticks();
       append(record_);
     }
   }

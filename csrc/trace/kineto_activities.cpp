@@ -55,7 +55,7 @@ class ActivityMaker {
     }
     const ITraceActivity* op = linked(op_of(record.correlation));
     ++launches_; // also the id of the arrow: one CPU op may submit several launches
-    if (op != nullptr && record.enqueue_ns > 0 && types_.contains(ActivityType::PRIVATEUSE1_RUNTIME)) {
+    if (op != nullptr && record.enqueued > 0 && types_.contains(ActivityType::PRIVATEUSE1_RUNTIME)) {
       add_submission(record, *op);
     }
     add_device_event(record, type, op);
@@ -90,7 +90,7 @@ class ActivityMaker {
     activity.device = static_cast<int32_t>(device);
     activity.resource = static_cast<int32_t>(resource);
     activity.startTime = start_ns;
-    activity.endTime = std::max(start_ns, end_ns); // the system clock may be set back while a launch runs
+    activity.endTime = std::max(start_ns, end_ns);
   }
 
   void set_flow(GenericTraceActivity& activity, bool start) const {
@@ -102,7 +102,7 @@ class ActivityMaker {
   // A moment, not a span: what leads up to it is the CPU op's own time.
   void add_submission(const Record& record, const ITraceActivity& op) {
     GenericTraceActivity& activity = emplace(ActivityType::PRIVATEUSE1_RUNTIME, "neuronLaunch");
-    place(activity, op.deviceId(), op.resourceId(), record.enqueue_ns, record.enqueue_ns);
+    place(activity, op.deviceId(), op.resourceId(), record.enqueued, record.enqueued);
     activity.threadId = op.getThreadId();
     activity.id = static_cast<int32_t>(launches_);
     activity.linked = &op;
@@ -112,7 +112,7 @@ class ActivityMaker {
 
   void add_device_event(const Record& record, ActivityType type, const ITraceActivity* op) {
     GenericTraceActivity& activity = emplace(type, record.name);
-    place(activity, record.device, record.stream, record.start_ns, record.end_ns);
+    place(activity, record.device, record.stream, record.started, record.ended);
     activity.id = static_cast<int32_t>(launches_);
     activity.linked = op;
     activity.addMetadata("device", record.device);
@@ -120,10 +120,10 @@ class ActivityMaker {
     activity.addMetadata("correlation", launches_);
     activity.addMetadata("signature", record.signature);
     activity.addMetadata("inline", record.inline_run != 0);
-    if (record.enqueue_ns > 0) {
-      activity.addMetadata("queued ns", std::max<int64_t>(0, record.start_ns - record.enqueue_ns));
+    if (record.enqueued > 0) {
+      activity.addMetadata("queued ns", std::max<int64_t>(0, record.started - record.enqueued));
     }
-    if (op != nullptr && record.enqueue_ns > 0 && types_.contains(ActivityType::PRIVATEUSE1_RUNTIME)) {
+    if (op != nullptr && record.enqueued > 0 && types_.contains(ActivityType::PRIVATEUSE1_RUNTIME)) {
       set_flow(activity, false);
     }
   }
@@ -134,10 +134,10 @@ class ActivityMaker {
       return;
     }
     const auto key = std::make_tuple(record.device, record.stream, id);
-    auto [it, is_new] = annotations_.try_emplace(key, record.start_ns, record.end_ns);
+    auto [it, is_new] = annotations_.try_emplace(key, record.started, record.ended);
     if (!is_new) {
-      it->second.first = std::min(it->second.first, record.start_ns);
-      it->second.second = std::max(it->second.second, record.end_ns);
+      it->second.first = std::min(it->second.first, record.started);
+      it->second.second = std::max(it->second.second, record.ended);
     }
   }
 
@@ -171,7 +171,7 @@ void name_rows(const std::vector<Record>& records, libkineto::ActivityLogger& lo
   std::map<std::pair<int32_t, int32_t>, int64_t> first_start; // of each (device, stream)
   for (const Record& record : records) {
     if (!is_synchronization(record.name)) {
-      first_start.try_emplace({record.device, record.stream}, record.start_ns);
+      first_start.try_emplace({record.device, record.stream}, record.started);
     }
   }
   for (const auto& [row, start_ns] : first_start) {

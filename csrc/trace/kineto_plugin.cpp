@@ -118,7 +118,7 @@ class Session final : public libkineto::IActivityProfilerSession {
       libkineto::ActivityLogger& logger, const libkineto::getLinkedActivityCallback& linked_activity,
       int64_t start_ns) {
     // A launch that another reader's trace saw start before this profile did belongs to no op of it.
-    std::erase_if(records_, [&](const Record& record) { return record.start_ns < start_ns; });
+    std::erase_if(records_, [&](const Record& record) { return record.started < start_ns; });
     buffer_ = make_activities(records_, types_, linked_activity);
     for (const auto& activity : buffer_->activities) {
       activity->log(logger);

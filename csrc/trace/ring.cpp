@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <ctime>
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -23,6 +23,7 @@ constexpr size_t kMaxCapacity = size_t{1} << 24; // 1.2 GB of slots
 constexpr int kYieldsForUnfinished = 1000;       // how long a take waits for a writer that was preempted in a record
 
 static_assert(std::is_trivially_copyable_v<Record> && sizeof(Record) % sizeof(uint64_t) == 0);
+static_assert(offsetof(Record, thread) == sizeof(Record) - sizeof(uint64_t));
 using Words = std::array<uint64_t, sizeof(Record) / sizeof(uint64_t)>;
 
 // The stamp of record i is 2i+1 while it is being written and 2i+2 when it is complete, so a reader that finds the same
@@ -63,7 +64,7 @@ class Ring {
   // Index of the next record to be appended.
   uint64_t head() const noexcept { return head_.load(std::memory_order_acquire); }
 
-  void append(const Record& record) noexcept {
+  void append(const Record& record, uint32_t thread) noexcept {
     const uint64_t index = head_.fetch_add(1, std::memory_order_acq_rel);
     const uint64_t writing = 2 * index + 1;
     Slot& slot = slots_[index & mask_];
@@ -73,7 +74,8 @@ class Ring {
         !slot.stamp.compare_exchange_strong(seen, writing, std::memory_order_acq_rel, std::memory_order_relaxed)) {
       return;
     }
-    const auto words = std::bit_cast<Words>(record);
+    auto words = std::bit_cast<Words>(record);
+    words.back() = std::bit_cast<uint64_t>(std::array{thread, record.inline_run});
     for (size_t i = 0; i < words.size(); ++i) {
       slot.words[i].store(words[i], std::memory_order_release); // whoever sees the word sees the "writing" stamp
     }
@@ -148,11 +150,24 @@ class Rings {
       take_from(position, records, reader.dropped_);
     }
     std::stable_sort(
-        records.begin(), records.end(), [](const Record& a, const Record& b) { return a.end_ns < b.end_ns; });
+        records.begin(), records.end(), [](const Record& a, const Record& b) { return a.ended < b.ended; });
+    convert_times(records, reader.clock_);
     return records;
   }
 
  private:
+  static void convert_times(std::vector<Record>& records, TickConverter& clock) {
+    if (records.empty()) {
+      return;
+    }
+    const auto to_unix_ns = clock.to_unix_ns();
+    for (Record& record : records) {
+      for (int64_t* time : {&record.enqueued, &record.started, &record.ended}) {
+        *time = *time == 0 ? 0 : to_unix_ns(*time);
+      }
+    }
+  }
+
   static void take_from(Reader::Position& position, std::vector<Record>& records, uint64_t& dropped) {
     const Ring& ring = *position.ring;
     const uint64_t head = ring.head();
@@ -185,17 +200,8 @@ class Rings {
 void append(const Record& record) noexcept {
   // Null only when no reader was ever attached.
   if (Ring* ring = Rings::instance().current()) {
-    Record stamped = record;
-    stamped.thread = this_thread();
-    ring->append(stamped);
+    ring->append(record, this_thread());
   }
-}
-
-int64_t now_ns() noexcept {
-  // Kineto compares with the system clock, and torch converts its own readings to it. It is a vDSO call: about 35 ns.
-  timespec time{};
-  clock_gettime(CLOCK_REALTIME, &time);
-  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
 Reader::Reader(size_t capacity) {

@@ -3,6 +3,7 @@
 // A layer that runs launches asks enabled() first (one relaxed load), and appends one record when a launch has ended.
 #pragma once
 
+#include "trace/clock.h"
 #include "trace/correlation.h"
 
 #include <atomic>
@@ -16,9 +17,10 @@ struct Record {
   const char* name = "";    // op name; lives as long as the process
   uint64_t signature = 0;   // id of the signature record, 0 when there is none
   uint64_t correlation = 0; // current_correlation() at submission: which CPU op the launch belongs to
-  int64_t enqueue_ns = 0;   // now_ns() at submission (0: the trace was off then), ...
-  int64_t start_ns = 0;     // ... before the launch ran, ...
-  int64_t end_ns = 0;       // ... and after it
+  // Appended as now_ticks(), taken as nanoseconds since the unix epoch.
+  int64_t enqueued = 0; // at submission (0: the trace was off then), ...
+  int64_t started = 0;  // ... before the launch ran, ...
+  int64_t ended = 0;    // ... and after it
   int32_t device = 0;
   int32_t stream = 0;
   uint32_t thread = 0;     // small number of the thread that ran it; filled in by append()
@@ -34,9 +36,6 @@ inline bool enabled() noexcept {
 // Lock-free; called by the thread that ran the launch. The oldest records are overwritten when the ring is full; each
 // reader counts its losses.
 void append(const Record& record) noexcept;
-
-// Nanoseconds since the unix epoch, the time base of torch's profiler and of Kineto.
-int64_t now_ns() noexcept;
 
 // One reader of the trace; readers do not take records from each other. The trace is on while one exists.
 class Reader {
@@ -61,6 +60,7 @@ class Reader {
   };
   std::vector<Position> positions_;
   uint64_t dropped_ = 0;
+  TickConverter clock_;
 };
 
 } // namespace neuron::trace

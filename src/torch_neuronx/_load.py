@@ -138,6 +138,7 @@ def _mirror(module: ModuleType) -> None:
 
 
 def public_names() -> list[str]:
+    """What `dir(torch_neuronx)` shows besides the names that are bound there."""
     return [*getattr(_module, "__all__", ()), *_LAZY_MODULES]
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+import functools
 
 import torch
 
 from torch_neuronx import _C
+from torch_neuronx.mode_switch import ModeSwitch
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
@@ -23,7 +24,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     return True
 
 
-class host_autocast:
+class host_autocast(ModeSwitch):
     """Switches host-autocast mode, in which torch.autocast("neuron") casts by PyTorch's lists for the CPU.
 
     The lists for the CPU leave operators alone that those for accelerators compute in float32 (softmax, layer_norm,
@@ -36,19 +37,41 @@ class host_autocast:
         enabled: the new mode.
     """
 
-    def __init__(self, enabled: bool) -> None:
-        self._before = _C.host_autocast()
-        _C.set_host_autocast(bool(enabled))
-
-    def __enter__(self) -> host_autocast:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _C.set_host_autocast(self._before)
+    _is_on = staticmethod(_C.host_autocast)
+    _switch = staticmethod(_C.set_host_autocast)
 
 
 def is_host_autocast_enabled() -> bool:
     """Whether host-autocast mode is on."""
     return _C.host_autocast()
+
+
+class autocast(torch.autocast):
+    """`torch.autocast("neuron", ...)`, as torch.cuda.amp.autocast is that of cuda.
+
+    Args:
+        enabled: whether to cast at all.
+        dtype: what is cast to: float16 or bfloat16.
+        cache_enabled: whether casts of weights are kept within the block.
+    """
+
+    def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> None:
+        super().__init__("neuron", enabled=enabled, dtype=dtype, cache_enabled=cache_enabled)
+
+
+class GradScaler(torch.amp.GradScaler):
+    """`torch.amp.GradScaler("neuron", ...)`, with that class's arguments."""
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+    ) -> None:
+        super().__init__("neuron", init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+
+
+custom_fwd = functools.partial(torch.amp.custom_fwd, device_type="neuron")
+custom_bwd = functools.partial(torch.amp.custom_bwd, device_type="neuron")

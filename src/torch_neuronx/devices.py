@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch_neuronx import _C
-from torch_neuronx.config import active_config
+from torch_neuronx.config import MAX_DEVICES, active_config
 
 DEVICE_TYPE = "neuron"
 
@@ -49,6 +49,19 @@ def get_device_index(spec: Any, optional: bool = False, allow_cpu: bool = False)
     if not optional:
         raise ValueError(f"Expected a torch.device with a specified index or an integer, but got: {spec}")
     return current_device()
+
+
+def core_index(spec: Any, optional: bool = False) -> int:
+    """`get_device_index` as a number that the core's functions take, which check that it is a device.
+
+    Raises:
+        RuntimeError: a number that no device can have.
+    """
+    index = get_device_index(spec, optional)
+    # The core counts devices in 8 bits.
+    if not -MAX_DEVICES <= index <= MAX_DEVICES:
+        raise RuntimeError(f"invalid neuron device index {index}: this process sees {device_count()} neuron device(s)")
+    return index
 
 
 def is_available() -> bool:
@@ -108,7 +121,7 @@ def set_device(device: Device) -> None:
         RuntimeError: no such device.
         ValueError: another device type, or no index.
     """
-    index = get_device_index(device)
+    index = core_index(device)
     _C.ensure_started()
     _C.exchange_device(index)
 
@@ -122,7 +135,7 @@ def synchronize(device: Device = None) -> None:
         ValueError: another device type.
     """
     _C.ensure_started()
-    _C.synchronize(get_device_index(device, optional=True))
+    _C.synchronize(core_index(device, optional=True))
 
 
 class device:
@@ -137,7 +150,7 @@ class device:
     """
 
     def __init__(self, device: Any) -> None:
-        self.idx = -1 if device is None else get_device_index(device, optional=True)
+        self.idx = -1 if device is None else core_index(device, optional=True)
         self.prev_idx = -1
 
     def __enter__(self) -> device:
@@ -224,6 +237,16 @@ def get_device_capability(device: Device = None) -> tuple[int, int]:
     """Generation of the NeuronCore as (major, minor): (3, 0) for Trainium2. Errors as `get_device_properties`."""
     properties = get_device_properties(device)
     return properties.major, properties.minor
+
+
+def get_arch_list() -> list[str]:
+    """The chips that a device of this process can be: one, as "trn2"."""
+    return [active_config().chip.target]
+
+
+def is_tf32_supported() -> bool:
+    """Whether float32 products can be rounded to tf32: never, they are exact float32 products of the host."""
+    return False
 
 
 def can_device_access_peer(device: Device, peer_device: Device) -> bool:

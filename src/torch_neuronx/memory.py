@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from torch_neuronx import _C
-from torch_neuronx.devices import Device, get_device_index
+from torch_neuronx.devices import Device, core_index
 from torch_neuronx.streams import current_stream
 
 
@@ -48,6 +48,7 @@ class MemoryStats(collections.OrderedDict[str, Any]):
         return super().__contains__(key) or key in self._nested
 
     def get(self, key: str, default: Any = None) -> Any:
+        """The int or the dictionary that `self[key]` is, or `default`."""
         # dict.get does not ask __missing__.
         try:
             return self[key]
@@ -76,7 +77,7 @@ def _flatten(nested: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _index(device: Device) -> int:
-    index = get_device_index(device, optional=True)
+    index = core_index(device, optional=True)
     if _C.is_started() and not 0 <= index < _C.device_count():
         raise RuntimeError(
             f"invalid neuron device index {index}: this process sees {_C.device_count()} neuron device(s)"
@@ -190,6 +191,12 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
     """Free and total bytes of HBM of `device`. Memory the allocator has cached is not free."""
     _C.ensure_started()
     return _C.memory_info(_index(device))
+
+
+def device_memory_used(device: Device = None) -> int:
+    """Bytes of HBM of `device` that are taken: by this process, since no other shares its virtual devices."""
+    free, total = mem_get_info(device)
+    return total - free
 
 
 def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
@@ -486,6 +493,7 @@ def get_allocator_backend() -> str:
 __all__ = [
     "caching_allocator_alloc",
     "caching_allocator_delete",
+    "device_memory_used",
     "empty_cache",
     "get_allocator_backend",
     "get_per_process_memory_fraction",

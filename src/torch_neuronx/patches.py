@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.overrides import has_torch_function_unary
@@ -94,12 +94,23 @@ def _wait_before_settings_change() -> None:
 
 def _accumulate_losses_as_on_the_cpu() -> None:
     # linear_cross_entropy picks how it splits a batch and in which dtype it adds up by the device's type; for a type
-    # that it does not know it adds up in half precision. Checked on torch 2.13.0.
+    # that it does not know it adds up in half precision. Checked on torch 2.13.0, which has a table, and 2.14.0, which
+    # has a function.
     from torch.nn.modules import linear_cross_entropy_options as options
 
-    for device_type, dtype in list(options._AUTO_DEFAULTS):
-        if device_type == "cpu":
-            options._AUTO_DEFAULTS[DEVICE_TYPE, dtype] = options._AUTO_DEFAULTS[device_type, dtype]
+    if hasattr(options, "_AUTO_DEFAULTS"):
+        for device_type, dtype in list(options._AUTO_DEFAULTS):
+            if device_type == "cpu":
+                options._AUTO_DEFAULTS[DEVICE_TYPE, dtype] = options._AUTO_DEFAULTS[device_type, dtype]
+    else:
+        policy = options._auto_acc_policy  # type: ignore[attr-defined]
+
+        @functools.wraps(policy)
+        def auto_acc_policy(device_type: str | None, dtype: torch.dtype) -> str:
+            return policy("cpu" if device_type == DEVICE_TYPE else device_type, dtype)
+
+        options._auto_acc_policy = auto_acc_policy  # type: ignore[attr-defined]
+
     original = options.LinearCrossEntropyOptions._resolve_auto_acc_dtype
 
     @functools.wraps(original)
@@ -171,6 +182,74 @@ def keep_precompiled_headers_in(directory: str) -> None:
     name = "torch._inductor.codecache._HEADER_DIR"
     if name not in installed:
         installed.append(name)
+
+
+class ArtifactChecks(Protocol):
+    """What `check_inductor_artifacts` calls; see compiler/verified_artifacts.py."""
+
+    def check_entries(self, directory: str) -> None: ...
+    def check_source(self, path: str, content: str | bytes) -> bool: ...
+    def check_library(self, path: str) -> None: ...
+    def note_library(self, path: str) -> None: ...
+
+
+def check_inductor_artifacts(checks: ArtifactChecks) -> None:
+    """Inductor trusts what it finds in its cache. From now on each file is checked before it is used.
+
+    Called when the first graph is compiled. Checked on torch 2.13.0.
+    """
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+    from torch._inductor import codecache
+
+    def checks_entries(cache: Any) -> None:
+        original = cache._get_tmp_dir_for_key.__func__
+
+        def directory_for_key(cls: Any, key: str) -> str:
+            directory = original(cls, key)
+            checks.check_entries(directory)
+            return directory
+
+        cache._get_tmp_dir_for_key = classmethod(directory_for_key)
+        installed.append(f"{cache.__module__}.{cache.__name__}._get_tmp_dir_for_key")
+
+    checks_entries(codecache.FxGraphCache)
+    checks_entries(AOTAutogradCache)
+
+    write = codecache.write
+
+    @functools.wraps(write)
+    def checked_write(content: str | bytes, extension: str, *args: Any, **kwargs: Any) -> tuple[str, str]:
+        key, path = write(content, extension, *args, **kwargs)
+        if not checks.check_source(path, content):
+            codecache.write_atomic(path, content, make_dirs=True)
+        if extension == "main.cpp":
+            checks.check_library(path.removesuffix("cpp") + "so")
+        return key, path
+
+    codecache.write = checked_write
+    installed.append("torch._inductor.codecache.write")
+
+    write_to_disk = codecache.CompiledFxGraph.write_to_disk
+
+    @functools.wraps(write_to_disk)
+    def checked_write_to_disk(self: Any) -> str:
+        path = codecache.get_path(self.cache_key, "py")[2]
+        if os.path.exists(path):
+            checks.check_source(path, self.source_code)
+        return write_to_disk(self)
+
+    codecache.CompiledFxGraph.write_to_disk = checked_write_to_disk  # type: ignore[method-assign]
+    installed.append("torch._inductor.output_code.CompiledFxGraph.write_to_disk")
+
+    load = codecache.CppPythonBindingsCodeCache._load_library_inner.__func__  # type: ignore[attr-defined]
+
+    def noted_load(cls: Any, path: str, key: str) -> Any:
+        library = load(cls, path, key)
+        checks.note_library(path)
+        return library
+
+    codecache.CppPythonBindingsCodeCache._load_library_inner = classmethod(noted_load)  # type: ignore[assignment]
+    installed.append("torch._inductor.codecache.CppPythonBindingsCodeCache._load_library_inner")
 
 
 def _name_dlpack_device() -> None:

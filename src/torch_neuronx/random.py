@@ -7,12 +7,12 @@ is called, in program order, so asynchronous and replayed runs draw the same num
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 
 import torch
 
 from torch_neuronx import _C
-from torch_neuronx.devices import Device, device_count, get_device_index
+from torch_neuronx.devices import Device, core_index, device_count
+from torch_neuronx.mode_switch import ModeSwitch
 
 
 def default_generators() -> tuple[torch.Generator, ...]:
@@ -21,7 +21,7 @@ def default_generators() -> tuple[torch.Generator, ...]:
 
 
 def _generator(device: Device) -> torch.Generator:
-    return _C.default_generator(get_device_index(device, optional=True))
+    return _C.default_generator(core_index(device, optional=True))
 
 
 def get_rng_state(device: Device = "neuron") -> torch.Tensor:
@@ -79,7 +79,7 @@ def initial_seed() -> int:
     return _C.default_generator(-1).initial_seed()
 
 
-class host_rng:
+class host_rng(ModeSwitch):
     """Switches host-RNG mode, in which random ops draw exactly what the default CPU generator would draw there.
 
     With the same `torch.manual_seed`, a script then initialises and drops out the same numbers on "neuron" as on "cpu".
@@ -90,17 +90,8 @@ class host_rng:
         enabled: the new mode.
     """
 
-    def __init__(self, enabled: bool) -> None:
-        self._before = _C.host_rng()
-        _C.set_host_rng(bool(enabled))
-
-    def __enter__(self) -> host_rng:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _C.set_host_rng(self._before)
+    _is_on = staticmethod(_C.host_rng)
+    _switch = staticmethod(_C.set_host_rng)
 
 
 def is_host_rng_enabled() -> bool:

@@ -13,9 +13,15 @@ import torch
 from torch_neuronx import _C
 from torch_neuronx.chip import ChipSpec
 from torch_neuronx.config import active_config
-from torch_neuronx.devices import DEVICE_TYPE, Device, get_device_index
+from torch_neuronx.devices import DEVICE_TYPE, Device, core_index
 
+_LONGEST_SLEEP_NS = 365 * 24 * 3600 * 10**9
 _DEVICE_TYPE_ID: int = torch._C._autograd.DeviceType.PrivateUse1.value
+
+
+def _require(value: object, kind: type[Any], what: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} must be a torch.{kind.__name__}, but got {type(value).__name__}: {value!r}")
 
 
 class Stream(torch.Stream):
@@ -39,7 +45,7 @@ class Stream(torch.Stream):
             kwargs.setdefault("device_type", _DEVICE_TYPE_ID)
             return super().__new__(cls, **kwargs)
         _C.ensure_started()
-        index = -1 if device is None else get_device_index(device, optional=True)
+        index = -1 if device is None else core_index(device, optional=True)
         where = torch.device(DEVICE_TYPE, _C.current_device() if index < 0 else index)
         return super().__new__(cls, device=where, priority=priority, **kwargs)
 
@@ -59,17 +65,32 @@ class Stream(torch.Stream):
         return 0, -1
 
     def wait_event(self, event: torch.Event) -> None:
-        """Makes what is submitted to this stream from now on wait for `event`. Returns at once."""
+        """Makes what is submitted to this stream from now on wait for `event`. Returns at once.
+
+        Raises:
+            TypeError: `event` is no event.
+        """
+        _require(event, torch.Event, "event")
         event.wait(self)
 
     def wait_stream(self, stream: torch.Stream) -> None:
-        """Makes what is submitted from now on wait for what `stream` has been given so far. Returns at once."""
+        """Makes what is submitted from now on wait for what `stream` has been given so far. Returns at once.
+
+        Raises:
+            TypeError: `stream` is no stream.
+        """
+        _require(stream, torch.Stream, "stream")
         self.wait_event(stream.record_event())
 
     def record_event(self, event: torch.Event | None = None) -> torch.Event:
-        """Records `event` (a new one by default) at the end of this stream and returns it."""
+        """Records `event` (a new one by default) at the end of this stream and returns it.
+
+        Raises:
+            TypeError: `event` is no event.
+        """
         if event is None:
             event = Event()
+        _require(event, torch.Event, "event")
         event.record(self)
         return event
 
@@ -109,17 +130,24 @@ class Event(torch.Event):
 
         Raises:
             RuntimeError: the event was recorded on another device before.
+            TypeError: `stream` is no stream.
         """
         if stream is None:
             super().record()
         else:
+            _require(stream, torch.Stream, "stream")
             super().record(stream)
 
     def wait(self, stream: torch.Stream | None = None) -> None:
-        """Makes what is submitted to `stream` (the current one by default) from now on wait for the mark."""
+        """Makes what is submitted to `stream` (the current one by default) from now on wait for the mark.
+
+        Raises:
+            TypeError: `stream` is no stream.
+        """
         if stream is None:
             super().wait()
         else:
+            _require(stream, torch.Stream, "stream")
             super().wait(stream)
 
     def query(self) -> bool:
@@ -134,8 +162,10 @@ class Event(torch.Event):
         """Milliseconds between the moments at which the device reached this event and `end_event`.
 
         Raises:
+            TypeError: `end_event` is no event.
             ValueError: an event was made without timing, was not recorded, or has not been reached yet.
         """
+        _require(end_event, torch.Event, "end_event")
         if end_event.device.type != DEVICE_TYPE:
             raise ValueError(f"Both events must be of the neuron device, got one of {end_event.device}")
         # Not torch.Event's method, which refuses subclasses of torch.Event as its argument.
@@ -152,13 +182,13 @@ def _make_stream(id_and_device: tuple[int, int]) -> Stream:
 def current_stream(device: Device = None) -> Stream:
     """The calling thread's current stream on `device` (the current device by default)."""
     _C.ensure_started()
-    return _make_stream(_C.current_stream(get_device_index(device, optional=True)))
+    return _make_stream(_C.current_stream(core_index(device, optional=True)))
 
 
 def default_stream(device: Device = None) -> Stream:
     """The stream that a device has from the beginning, on `device` (the current device by default)."""
     _C.ensure_started()
-    return _make_stream(_C.default_stream(get_device_index(device, optional=True)))
+    return _make_stream(_C.default_stream(core_index(device, optional=True)))
 
 
 def set_stream(stream: torch.Stream | None) -> None:
@@ -166,8 +196,10 @@ def set_stream(stream: torch.Stream | None) -> None:
 
     Raises:
         RuntimeError: no such stream or device.
+        TypeError: `stream` is no stream.
     """
     if stream is not None:
+        _require(stream, torch.Stream, "stream")
         _C.ensure_started()
         _C.set_stream(stream.stream_id, stream.device_index)
 
@@ -176,9 +208,14 @@ class StreamContext:
     """Context manager that makes a stream and its device current, and restores both; None changes nothing.
 
     When the stream is on another device than the current one, that device's current stream is restored, too.
+
+    Raises:
+        TypeError: `stream` is no stream.
     """
 
     def __init__(self, stream: torch.Stream | None) -> None:
+        if stream is not None:
+            _require(stream, torch.Stream, "stream")
         self.stream = stream
         self._previous_device = -1
         self._previous: tuple[int, int] | None = None
@@ -202,7 +239,7 @@ class StreamContext:
 
 
 def stream(stream: torch.Stream | None) -> StreamContext:
-    """Context manager under which `stream` is current."""
+    """Context manager under which `stream` is current; errors as `StreamContext`."""
     return StreamContext(stream)
 
 
@@ -227,7 +264,16 @@ def query() -> bool:
 
 
 def _sleep(cycles: int) -> None:
-    """Keeps the current stream busy for so many cycles of the chip's base clock; returns at once. For tests."""
+    """Keeps the current stream busy for so many cycles of the chip's base clock; returns at once. For tests.
+
+    Raises:
+        TypeError: `cycles` is no number.
+        ValueError: it is negative, or more than a year.
+    """
+    if not isinstance(cycles, (int, float)):
+        raise TypeError(f"cycles must be a number, but got {type(cycles).__name__}: {cycles!r}")
     _C.ensure_started()
     chip: ChipSpec = active_config().chip
+    if not 0 <= cycles / chip.base_clock <= _LONGEST_SLEEP_NS:
+        raise ValueError(f"cycles must not be negative, nor more than a year, but got {cycles}")
     _C.sleep_ns(round(cycles / chip.base_clock))

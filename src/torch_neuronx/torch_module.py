@@ -10,6 +10,7 @@ import torch
 
 from torch_neuronx import _C, amp, devices, memory, patches, random, serialization, streams
 from torch_neuronx.amp import get_amp_supported_dtype, host_autocast, is_bf16_supported, is_host_autocast_enabled
+from torch_neuronx.compiler.metrics import get_dynamo_metrics, reset_dynamo_metrics
 from torch_neuronx.devices import (
     NeuronDeviceProperties,
     can_device_access_peer,
@@ -17,6 +18,7 @@ from torch_neuronx.devices import (
     device,
     device_count,
     device_of,
+    get_arch_list,
     get_device_capability,
     get_device_name,
     get_device_properties,
@@ -24,10 +26,10 @@ from torch_neuronx.devices import (
     is_available,
     is_initialized,
     is_neuron_runtime_initialized,
+    is_tf32_supported,
     set_device,
     synchronize,
 )
-from torch_neuronx.compiler.metrics import get_dynamo_metrics, reset_dynamo_metrics
 from torch_neuronx.memory import *  # noqa: F403 - memory.py says in __all__ what belongs to torch.neuron
 from torch_neuronx.random import (
     get_rng_state,
@@ -56,10 +58,13 @@ from torch_neuronx.streams import (
     wait_event,
     wait_stream,
 )
+from torch_neuronx.sync_debug import get_sync_debug_mode, set_sync_debug_mode
 
 # The exceptions of all accelerators, under the names that torch.cuda has for them.
 OutOfMemoryError = torch.OutOfMemoryError
 AcceleratorError = torch.AcceleratorError
+
+has_half = True  # float16 can be computed
 
 # What PyTorch itself and libraries ask a device module for, by these names.
 _is_in_bad_fork = devices.is_in_bad_fork
@@ -133,6 +138,7 @@ __all__ = [
     "device_count",
     "device_of",
     "get_amp_supported_dtype",
+    "get_arch_list",
     "get_device_capability",
     "get_dynamo_metrics",
     "get_device_name",
@@ -141,6 +147,8 @@ __all__ = [
     "get_fallback_ops",
     "get_rng_state",
     "get_rng_state_all",
+    "get_sync_debug_mode",
+    "has_half",
     "host_autocast",
     "host_rng",
     "init",
@@ -153,6 +161,7 @@ __all__ = [
     "is_host_rng_enabled",
     "is_initialized",
     "is_neuron_runtime_initialized",
+    "is_tf32_supported",
     "manual_seed",
     "manual_seed_all",
     "memory",
@@ -166,6 +175,7 @@ __all__ = [
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",
+    "set_sync_debug_mode",
     "stream",
     "streams",
     "synchronize",

@@ -7,6 +7,7 @@ import random
 from . import catalogue_compute as compute
 from . import catalogue_flow as flow
 from . import catalogue_pointwise as pointwise
+from . import catalogue_training as training
 from . import catalogue_views as views
 from .builder import MOST_TENSORS, Builder
 from .program import Program
@@ -30,6 +31,9 @@ WEIGHTS = {
     compute.matrix: 6,
     compute.layer: 5,
     compute.join: 4,
+    training.recurrent: 3,
+    training.optimizer: 3,
+    training.inference: 4,
     flow.cast: 5,
     flow.read: 6,
     flow.delete: 4,

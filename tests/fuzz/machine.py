@@ -14,6 +14,7 @@ from torch_neuronx import _C
 
 from .observe import is_leaf
 from .program import Program, Step
+from .training import optimize, rnn
 from .values import values
 
 DEVICES = 2
@@ -44,6 +45,8 @@ class Machine:
             "make": self.make,
             "host": values,
             "move": self.move,
+            "optimize": optimize,
+            "rnn": rnn,
         }
 
     def make(self, shape: tuple[int, ...], dtype: torch.dtype, kind: str, seed: int, device: int = 0) -> torch.Tensor:

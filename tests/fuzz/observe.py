@@ -35,7 +35,10 @@ def is_leaf(tensor: torch.Tensor) -> bool:
 
 
 def version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    try:
+        return 0 if tensor.is_inference() else tensor._version
+    except RuntimeError:  # it has taken the data of a tensor of inference mode, and nobody counts
+        return 0
 
 
 def metadata(tensor: torch.Tensor, seen_version: int) -> dict[str, Any]:

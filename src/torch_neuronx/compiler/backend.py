@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch.fx import GraphModule, Node
 
 from . import flex_attention
-from .cache_directory import artifacts_kept
+from .cache_directory import compiler_version, disk_is_full, use_cache_directory, use_memory
 from .device_interface import register_device_interface
 from .errors import CompilationError, location_of
 from .host_inputs import all_on_host, move_graph, refuse_or_device, with_copied_inputs
@@ -55,9 +55,14 @@ def neuron(
 def _compile(gm: GraphModule, example_inputs: Sequence[Any], parsed: Options) -> Callable[..., Any]:
     policy = LaunchPolicy(parsed.model_name)
     inner = functools.partial(compile_on_host, neuron_options=parsed, neuron_policy=policy)
-    patches = {**parsed.inductor, "cudagraph_policy": policy}
-    with artifacts_kept():
-        return compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches)  # type: ignore[return-value]
+    use_cache_directory()
+    patches = {**parsed.inductor, "cudagraph_policy": policy, "aot_inductor.metadata": _key(parsed)}
+    return compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches)  # type: ignore[return-value]
+
+
+def _key(parsed: Options) -> dict[str, str]:
+    """For the keys of FX graph and AOTAutograd cache: a setting that Inductor hashes and does not use here."""
+    return {**parsed.inductor.get("aot_inductor.metadata", {}), "torch_neuronx": compiler_version()}
 
 
 def compile_on_host(
@@ -73,8 +78,16 @@ def compile_on_host(
     try:
         facts = _facts(gm)
         host_gm, host_inputs = retarget(gm, example_inputs)
-        with artifacts_kept(), flex_attention.lowerings():
-            return compile_fx_inner(host_gm, host_inputs, **{**kwargs, FACTS_KEY: facts})  # type: ignore[arg-type]
+        kwargs[FACTS_KEY] = facts
+        with flex_attention.lowerings():
+            try:
+                return compile_fx_inner(host_gm, host_inputs, **kwargs)
+            except Exception as error:
+                if not disk_is_full(error):
+                    raise
+            use_memory()
+            host_gm, host_inputs = retarget(gm, example_inputs)  # the first try may have changed them
+            return compile_fx_inner(host_gm, host_inputs, **kwargs)
     except Exception as error:
         if not neuron_options.fall_back():
             raise CompilationError(f"{error}\n{location_of(gm)}") from error
@@ -127,7 +140,7 @@ def _bytes(values: Sequence[Any]) -> int | None:
     total = 0
     for value in values:
         if isinstance(value, torch.Tensor):
-            numel = value.numel()
+            numel: Any = value.numel()
             if not isinstance(numel, int):
                 return None
             total += numel * value.element_size()

@@ -6,7 +6,7 @@ Inductor loads what lies in its cache (pickles, shared libraries), so whoever ca
 from __future__ import annotations
 
 import atexit
-import contextlib
+import errno
 import functools
 import hashlib
 import os
@@ -14,18 +14,17 @@ import shutil
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-
-import torch
 
 import torch_neuronx
 from torch_neuronx.config import read_bool
-from torch_neuronx.patches import keep_precompiled_headers_in
+from torch_neuronx.patches import check_inductor_artifacts, keep_precompiled_headers_in
+
+from . import verified_artifacts
 
 DIRECTORY_VARIABLE = "TORCH_NEURONX_NEFF_CACHE_DIR"
 DISABLE_VARIABLE = "TORCH_NEURONX_DISABLE_NEFF_CACHE"
-_INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class UnsafeDirectoryError(RuntimeError):
@@ -73,9 +72,9 @@ def check_private(directory: Path) -> None:
 
 
 @functools.cache
-def _version_key() -> str:
-    """Artifacts of another torch, or of another version of this compiler, are not looked at."""
-    digest = hashlib.sha256(f"{torch.__version__} {torch_neuronx.__version__}".encode())
+def compiler_version() -> str:
+    """Part of every artifact's key: artifacts of another version of this compiler are not looked at."""
+    digest = hashlib.sha256(torch_neuronx.__version__.encode())
     folder = Path(__file__).parent
     for source in sorted([*folder.rglob("*.py"), *folder.rglob("*.h")]):
         digest.update(source.read_bytes())
@@ -91,18 +90,25 @@ def _private_directory() -> Path:
 
 
 def cache_directory() -> Path:
-    """The directory that artifacts of this version go to; one that ends with the process where none can last.
+    """The directory that artifacts go to; one that ends with the process where none can last.
 
     Raises:
-        UnsafeDirectoryError: TORCH_NEURONX_NEFF_CACHE_DIR names a directory that others can write to.
+        UnsafeDirectoryError: a variable names a directory that others can write to.
     """
     if read_bool(os.environ, DISABLE_VARIABLE):
         return _private_directory()
-    try:
-        directory = cache_root() / "compiled" / _version_key()
+    ours = os.environ.get(DIRECTORY_VARIABLE, "").strip()
+    theirs = os.environ.get(INDUCTOR_VARIABLE, "").strip()
+    if theirs and theirs != _set_here and not ours:
+        directory = Path(theirs).expanduser().absolute()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_private(directory)
+        return directory
+    try:
+        directory = cache_root() / "compiled"
+        directory.mkdir(mode=0o700, exist_ok=True)
     except (OSError, UnsafeDirectoryError) as error:
-        if os.environ.get(DIRECTORY_VARIABLE, "").strip():
+        if ours:
             raise
         _warn_once(str(error))
         return _private_directory()
@@ -114,20 +120,48 @@ def _warn_once(reason: str) -> None:
     warnings.warn(f"compiled graphs are not kept for the next process: {reason}", stacklevel=3)
 
 
-@contextlib.contextmanager
-def artifacts_kept() -> Iterator[None]:
-    """While open, Inductor reads and writes its artifacts in `cache_directory()`.
+def disk_is_full(error: BaseException | None) -> bool:
+    """True when the error, or one behind it, says that nothing more can be written."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            return True
+        if os.strerror(errno.ENOSPC) in str(error):  # what the C++ compiler printed
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
-    Compilation is serialised by Dynamo's lock, so that no other one sees the variable changed.
+
+@functools.cache
+def _memory_directory() -> Path:
+    shared_memory = Path("/dev/shm")
+    parent = shared_memory if os.access(shared_memory, os.W_OK) else None
+    directory = Path(tempfile.mkdtemp(prefix="torchneuron-", dir=parent))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+_set_here: str | None = None  # the value that this module gave Inductor's variable
+
+
+@functools.cache
+def _install_checks() -> None:
+    check_inductor_artifacts(verified_artifacts)
+
+
+def use_cache_directory(directory: Path | None = None) -> None:
+    """Tells Inductor to keep its artifacts in `directory`, by default in `cache_directory()`, from now on.
+
+    For the whole process, because AOTAutograd writes an entry when the first backward pass is compiled, long after the
+    backend returned. What is compiled for the CPU in this process goes there, too.
     """
-    before = os.environ.get(_INDUCTOR_VARIABLE)
-    directory = str(cache_directory())
-    os.environ[_INDUCTOR_VARIABLE] = directory
-    keep_precompiled_headers_in(directory)
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(_INDUCTOR_VARIABLE, None)
-        else:
-            os.environ[_INDUCTOR_VARIABLE] = before
+    global _set_here
+    _install_checks()
+    _set_here = str(directory or cache_directory())
+    os.environ[INDUCTOR_VARIABLE] = _set_here
+    keep_precompiled_headers_in(_set_here)
+
+
+def use_memory() -> None:
+    """For when the disk is full: artifacts end with the process. Warns once."""
+    _warn_once("the disk is full")
+    use_cache_directory(_memory_directory())

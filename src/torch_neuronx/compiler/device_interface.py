@@ -9,9 +9,9 @@ from torch._dynamo.device_interface import DeviceInterface, register_interface_f
 
 
 class NeuronInterface(DeviceInterface):
-    device = torch.neuron.device  # type: ignore[attr-defined, assignment]
-    Event = torch.neuron.Event  # type: ignore[attr-defined, assignment]
-    Stream = torch.neuron.Stream  # type: ignore[attr-defined, assignment]
+    device = torch.neuron.device
+    Event = torch.neuron.Event
+    Stream = torch.neuron.Stream
 
     class Worker:
         """For compile workers, which have no device of their own."""
@@ -32,12 +32,12 @@ class NeuronInterface(DeviceInterface):
     set_device = staticmethod(torch.neuron.set_device)  # type: ignore[attr-defined]
     device_count = staticmethod(torch.neuron.device_count)  # type: ignore[attr-defined]
     is_available = staticmethod(torch.neuron.is_available)  # type: ignore[attr-defined]
-    stream = staticmethod(torch.neuron.stream)  # type: ignore[attr-defined, assignment]
+    stream = staticmethod(torch.neuron.stream)
     current_stream = staticmethod(torch.neuron.current_stream)  # type: ignore[attr-defined]
-    set_stream = staticmethod(torch.neuron.set_stream)  # type: ignore[attr-defined, assignment]
+    set_stream = staticmethod(torch.neuron.set_stream)
     synchronize = staticmethod(torch.neuron.synchronize)  # type: ignore[attr-defined]
-    get_device_properties = staticmethod(torch.neuron.get_device_properties)  # type: ignore[attr-defined, assignment]
-    memory_allocated = staticmethod(torch.neuron.memory_allocated)  # type: ignore[attr-defined, assignment]
+    get_device_properties = staticmethod(torch.neuron.get_device_properties)
+    memory_allocated = staticmethod(torch.neuron.memory_allocated)
 
     @staticmethod
     def get_raw_stream(device_idx: int) -> int:

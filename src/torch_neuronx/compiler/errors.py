@@ -6,7 +6,7 @@ from torch.fx import GraphModule
 
 
 class CompilationError(RuntimeError):
-    """A graph could not be compiled. The message ends with the lines of the user's program that the graph stands for."""
+    """A graph could not be compiled. The message ends with the lines of the program that the graph stands for."""
 
 
 def location_of(gm: GraphModule) -> str:

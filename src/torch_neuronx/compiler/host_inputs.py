@@ -46,8 +46,8 @@ def refuse_or_device(example_inputs: Sequence[Any]) -> torch.device:
         for index, value in enumerate(example_inputs):
             if isinstance(value, torch.Tensor):
                 raise RuntimeError(
-                    f"input {index} of a function compiled for neuron is on {value.device}; move it to neuron, or unset "
-                    f"{NO_COPY_VARIABLE} to have it copied"
+                    f"input {index} of a function compiled for neuron is on {value.device}; move it to neuron, or "
+                    f"unset {NO_COPY_VARIABLE} to have it copied"
                 )
     return torch.device("neuron", torch.neuron.current_device())  # type: ignore[attr-defined]
 
@@ -60,7 +60,7 @@ def move_graph(gm: GraphModule, example_inputs: Sequence[Any], device: torch.dev
         moved = map_aggregate(
             moved, lambda value: device if isinstance(value, torch.device) and value.type == "cpu" else value
         )
-        node.args, node.kwargs = moved  # type: ignore[misc]
+        node.args, node.kwargs = moved
         if node.target in constructors and "device" not in node.kwargs:
             node.kwargs = {**node.kwargs, "device": device}
         for key in ("example_value", "val"):

@@ -112,8 +112,8 @@ class LaunchPolicy(CUDAGraphPolicy):
     def wrap_output(self, output_code: Any) -> Any:
         if not isinstance(output_code, CompiledFxGraph):
             return output_code
-        facts = output_code.fx_kwargs.get(FACTS_KEY)  # type: ignore[attr-defined]
-        if facts is None:
+        facts = output_code.fx_kwargs.get(FACTS_KEY)
+        if not isinstance(facts, GraphFacts):
             raise RuntimeError("an artifact from the cache was not compiled for neuron")
         graph_id = next_graph_id()
         launched = make_launch(output_code, facts, self.name(output_code.fx_kwargs["is_backward"], graph_id))

@@ -70,7 +70,7 @@ def _take(parsed: Options, name: str, value: Any) -> None:
             close = difflib.get_close_matches(key, [*OWN_OPTIONS, *known], n=3)
             hint = f"; did you mean {' or '.join(close)}" if close else ""
             raise ValueError(
-                f"torch.compile on neuron: unknown option {name!r}{hint}. The options are {', '.join(OWN_OPTIONS)} and those "
-                "of torch._inductor.config (torch._inductor.list_options())"
+                f"torch.compile on neuron: unknown option {name!r}{hint}. The options are {', '.join(OWN_OPTIONS)} "
+                "and those of torch._inductor.config (torch._inductor.list_options())"
             )
         parsed.inductor[key] = value

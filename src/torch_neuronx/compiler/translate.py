@@ -56,8 +56,8 @@ Variable = Tensor | Integer | Results | None
 class Layout:
     """What is known of a graph besides its code: the kinds of its inputs and results.
 
-    `inputs` has one character an input, "t" for a tensor and "i" for an integer. `results` likewise, "t" for a tensor on
-    the device, "h" for one on the host, "i" for an integer and "n" for None.
+    `inputs` has one character an input, "t" for a tensor and "i" for an integer. `results` likewise: "t" for a tensor
+    on the device, "h" for one on the host, "i" for an integer and "n" for None.
     """
 
     inputs: str

@@ -24,6 +24,7 @@ PENDING_LOSSES = 256  # losses kept on the device before they are read, so that 
 
 
 def load_records() -> types.ModuleType:
+    """The module records.py, loaded by its path, as this package may not be imported here."""
     spec = importlib.util.spec_from_file_location("torch_neuronx_parity_records", HERE / "records.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -86,6 +87,7 @@ class Watch:
         self.parameters: dict[int, tuple[str, list[Any]]] = {}
 
     def start(self) -> None:
+        """Begins to watch losses, optimizers and log messages."""
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -103,6 +105,7 @@ class Watch:
         torch.autograd.backward = watched_backward
 
     def before_backward(self, tensors: Any) -> None:
+        """Keeps a copy of each loss that a backward pass starts from."""
         import torch
 
         for tensor in [tensors] if isinstance(tensors, torch.Tensor) else list(tensors):
@@ -113,11 +116,13 @@ class Watch:
             self.write_losses()
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Notes the parameters of an optimizer."""
         number = self.optimizers.setdefault(optimizer, len(self.parameters) + 1)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.parameters[number] = (f"{type(optimizer).__name__} {number}", parameters)
 
     def log_record(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        """Makes a log record as logging does, and records its message."""
         record = logging.LogRecord(*args, **kwargs)
         try:
             message = record.getMessage()
@@ -127,11 +132,13 @@ class Watch:
         return record
 
     def write_losses(self) -> None:
+        """Records the losses kept so far, which waits for the device."""
         losses, self.losses = self.losses, []
         for name, loss in losses:
             self.records.append("loss", name, loss)
 
     def finish(self) -> None:
+        """Records what is left at the end: losses, and every parameter."""
         self.write_losses()
         for name, parameters in self.parameters.values():
             for index, parameter in enumerate(parameters):
@@ -139,6 +146,7 @@ class Watch:
 
 
 def place_in_script() -> str:
+    """The file and line of the script that is running now, as "train.py:12"."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -181,6 +189,7 @@ def bytes_allocated(device: str) -> int:
 
 
 def main() -> int:
+    """Runs the job in the first argument; returns the exit code of the script."""
     job = json.loads(sys.argv[1])
     del sys.path[0]  # the folder of this file, whose names must not hide the script's
     prepare(job)

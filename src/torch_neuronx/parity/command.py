@@ -45,6 +45,7 @@ exit codes: 0 equal, 1 different, 2 could not be compared (a run failed, said no
 
 
 def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m torch_neuronx.parity",
         description="Runs a script once per device and reports the largest difference in what it says.",

@@ -33,6 +33,8 @@ DEFAULT_IGNORE = (
 
 @dataclass
 class Line:
+    """A line of output, taken apart."""
+
     number: int  # in the output of the run, from 1
     text: str  # as printed
     skeleton: str  # with # for each number
@@ -67,6 +69,7 @@ class LineReader:
         return lines
 
     def read_line(self, text: str, number: int = 1) -> Line:
+        """One line, with its number in the output."""
         cut = _DEVICE_OF_TENSOR.sub("", text)
         for pattern in self._ignore:
             cut = pattern.sub("~", cut)
