@@ -20,7 +20,7 @@ PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_
 TORCH_NAME := $(subst /,-,$(TORCH))
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 CXX_SOURCES := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -type d)
-CXX_FORMATTED = $(shell find csrc tests/sanitize -name '*.h' -o -name '*.cpp')
+CXX_FORMATTED = $(shell find csrc tests/sanitize src -name '*.h' -o -name '*.cpp')
 
 # ---- setting up: each stamp is older than what it depends on, or the step runs again ---------------------------------
 

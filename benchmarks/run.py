@@ -16,7 +16,16 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-CLAIMS = ["gpt_step", "op_call", "alloc", "copy_bandwidth", "compiled_gpt_step", "compiled_call", "compile_time"]
+CLAIMS = [
+    "gpt_step",
+    "op_call",
+    "alloc",
+    "copy_bandwidth",
+    "compiled_gpt_step",
+    "compiled_call",
+    "compile_time",
+    "flex_attention",
+]
 # These have a form of their own: they pass or fail as a whole.
 OTHERS = ["trace_cost"]
 

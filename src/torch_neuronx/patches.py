@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib.abc
+import importlib.machinery
 import os
+import sys
 import threading
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +31,7 @@ def install() -> None:
         _tell_the_thread_count()
         _wait_before_settings_change()
         _accumulate_losses_as_on_the_cpu()
+        _let_flex_attention_in()
 
 
 def _tell_the_thread_count() -> None:
@@ -114,6 +120,56 @@ def _accumulate_losses_as_on_the_cpu() -> None:
 
     options.LinearCrossEntropyOptions._resolve_auto_acc_dtype = staticmethod(resolve)  # type: ignore[method-assign]
     installed.append("torch.nn.modules.linear_cross_entropy_options")
+
+
+def _let_flex_attention_in() -> None:
+    # FlexAttention has a list of the device types that it takes. `import torch` doesn't import it, so this waits until
+    # somebody does. Checked on torch 2.13.0.
+    def patch(module: ModuleType) -> None:
+        original = module._validate_device
+
+        @functools.wraps(original)
+        def validate_device(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+            if query.device.type != DEVICE_TYPE:
+                original(query, key, value)
+
+        module._validate_device = validate_device  # type: ignore[attr-defined]
+
+    _patch_when_imported("torch.nn.attention.flex_attention", patch)
+    installed.append("torch.nn.attention.flex_attention._validate_device")
+
+
+def _patch_when_imported(name: str, patch: Callable[[ModuleType], None]) -> None:
+    if name in sys.modules:
+        patch(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _PatchingFinder(name, patch))
+
+
+class _PatchingFinder(importlib.abc.MetaPathFinder):
+    """Finds one module where the others find it, and patches it once it is imported."""
+
+    def __init__(self, name: str, patch: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._patch = patch
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (spec for finder in others if (spec := finder.find_spec(fullname, path, target)) is not None)
+        spec = next(found, None)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                self._patch(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def keep_precompiled_headers_in(directory: str) -> None:

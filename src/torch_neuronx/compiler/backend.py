@@ -13,6 +13,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch.fx import GraphModule, Node
 
+from . import flex_attention
 from .cache_directory import compiler_version, disk_is_full, use_cache_directory, use_memory
 from .device_interface import register_device_interface
 from .errors import CompilationError, location_of
@@ -118,7 +119,8 @@ def _compile_host_graph(
 ) -> Any:
     host_gm, host_inputs = retarget(gm, example_inputs)
     policy.debug_files.graph("host_graph", host_gm)
-    return compile_fx_inner(host_gm, host_inputs, **kwargs)
+    with flex_attention.lowerings():
+        return compile_fx_inner(host_gm, host_inputs, **kwargs)
 
 
 def _facts(gm: GraphModule) -> GraphFacts:

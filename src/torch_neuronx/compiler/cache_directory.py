@@ -77,7 +77,8 @@ def check_private(directory: Path) -> None:
 def compiler_version() -> str:
     """Part of every artifact's key: artifacts of another version of this compiler are not looked at."""
     digest = hashlib.sha256(torch_neuronx.__version__.encode())
-    for source in sorted(Path(__file__).parent.rglob("*.py")):
+    folder = Path(__file__).parent
+    for source in sorted([*folder.rglob("*.py"), *folder.rglob("*.h")]):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 
