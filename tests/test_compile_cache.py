@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +155,17 @@ def test_a_full_disk_leaves_the_run_uncached(device: torch.device, monkeypatch: 
     assert len(tries) == 2
     assert tries[0] != tries[1]
     cache_directory.use_cache_directory()
+
+
+@pytest.mark.slow  # compiles with nothing cached
+def test_interrupted_while_it_compiles(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    process = start(tmp_path)
+    deadline = time.monotonic() + 240
+    while not any(tmp_path.rglob("*.main.cpp")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) != 0
+    again = finish(start(tmp_path))
+    assert again["caches"] == ["miss", "miss"]
+    assert finish(start(tmp_path))["sums"] == again["sums"]
