@@ -22,16 +22,20 @@ namespace neuron {
 
 namespace {
 
-const std::string& torch_directory() {
-  static const auto* const directory = new std::string(
-      py::module::import("os.path").attr("dirname")(py::module::import("torch").attr("__file__")).cast<std::string>() +
-      "/");
-  return *directory;
+std::string directory_of(const char* package) {
+  const auto file = py::module::import(package).attr("__file__");
+  return py::module::import("os.path").attr("dirname")(file).cast<std::string>() + "/";
 }
 
-// Whether code is PyTorch's own. Code objects seen here are kept for good: a late error must be able to name the line
-// at any time, and a program has a bounded number of them. Guarded by the GIL.
-bool belongs_to_torch(PyCodeObject* code) {
+bool is_library_file(const std::string& file) {
+  static const auto* const torch = new std::string(directory_of("torch"));
+  static const auto* const ours = new std::string(directory_of("torch_neuronx"));
+  return file.starts_with(*torch) || file.starts_with(*ours);
+}
+
+// Whether code is PyTorch's own or this package's. Code objects seen here are kept for good: a late error must be able
+// to name the line at any time, and a program has a bounded number of them. Guarded by the GIL.
+bool belongs_to_library(PyCodeObject* code) {
   static auto* const seen = new std::unordered_map<PyCodeObject*, bool>;
   const auto found = seen->find(code);
   if (found != seen->end()) {
@@ -39,10 +43,10 @@ bool belongs_to_torch(PyCodeObject* code) {
   }
   Py_INCREF(code);
   const auto file = py::reinterpret_borrow<py::object>(code->co_filename).cast<std::string>();
-  return seen->emplace(code, file.starts_with(torch_directory())).first->second;
+  return seen->emplace(code, is_library_file(file)).first->second;
 }
 
-// The innermost line outside of PyTorch, which is the one that its user can do something about.
+// The innermost line outside of them, which is the one that its user can do something about.
 eager::PythonLine user_python_line() {
 #if PY_VERSION_HEX >= 0x030d0000
   const bool finalizing = Py_IsFinalizing() != 0;
@@ -61,7 +65,7 @@ eager::PythonLine user_python_line() {
     PyFrameObject* const caller = PyFrame_GetBack(frame);
     Py_DECREF(frame);
     frame = caller;
-    if (!belongs_to_torch(reinterpret_cast<PyCodeObject*>(code.ptr()))) {
+    if (!belongs_to_library(reinterpret_cast<PyCodeObject*>(code.ptr()))) {
       Py_XDECREF(frame);
       return line;
     }

@@ -22,7 +22,7 @@ from .launch import FACTS_KEY, GraphFacts, LaunchPolicy
 from .metrics import GraphMetrics, next_graph_id, record
 from .options import Options, parse_options
 from .progress import progress
-from .retarget import neuron_device_index, retarget
+from .retarget import neuron_device_index, refuse_storage_changes, retarget
 
 register_device_interface()
 
@@ -77,6 +77,7 @@ def compile_on_host(
     """Compiles a graph that AOTAutograd made, forward or backward: what Inductor calls `inner_compile`."""
     neuron_policy.start()
     try:
+        refuse_storage_changes(gm)
         facts = _facts(gm)
         kwargs[FACTS_KEY] = facts
         neuron_policy.debug_files.graph("neuron_graph", gm)

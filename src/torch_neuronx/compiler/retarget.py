@@ -77,6 +77,18 @@ def neuron_device_index(gm: GraphModule) -> int:
     return found.pop() if found else -1
 
 
+# Steps work on the host's view of a storage, so what gives a tensor another storage would be lost.
+STORAGE_CHANGES = ("inductor::resize_storage_bytes_", "aten::set_", "fsdp::copy_")
+
+
+def refuse_storage_changes(gm: GraphModule) -> None:
+    """Raises NotImplementedError for a graph that resizes or replaces the storage of an input."""
+    for node in gm.graph.nodes:
+        name = getattr(getattr(node.target, "_schema", None), "name", "")
+        if name in STORAGE_CHANGES:
+            raise NotImplementedError(f"a compiled graph can't contain {name}, which changes a tensor's storage")
+
+
 def retarget(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModule, list[Any]]:
     """A copy of the graph, and of its example inputs, with each neuron device replaced by the CPU.
 
