@@ -249,6 +249,11 @@ def test_links_resolve(page: Path) -> None:
 
 # Files of a reader, in examples.
 OF_THE_READER = {
+    # written to TORCH_NEURONX_DEBUG_DIR
+    "neuron_graph.py",
+    "host_graph.py",
+    "generated.py",
+    "steps.txt",
     "train.py",
     "script.py",
     "memory.html",
