@@ -55,6 +55,12 @@ $(STAMPS)/core: $(STAMPS)/dev build_core.py $(CXX_SOURCES)
 	@$(PY) build_core.py
 	@touch $@
 
+# All that the list needs is in it, so that pip never looks for another torch.
+$(STAMPS)/models: $(STAMPS)/dev requirements/models.txt
+	@echo "installing requirements/models.txt"
+	@$(PIP) install --no-deps -r requirements/models.txt
+	@touch $@
+
 # After the core, so that its build shows its progress; this step finds it built.
 $(STAMPS)/package: $(STAMPS)/core pyproject.toml setup.py build_backend.py
 	@echo "installing torchneuron (editable)"
@@ -96,6 +102,15 @@ conformance: setup ## the whole OpInfo sweep
 fuzz: setup ## random programs, compared with the CPU
 	$(PY) -m tests.fuzz $(ARGS)
 
+# An environment of its own: transformers and diffusers bring much that nothing else here needs.
+.PHONY: test-models
+test-models: ## models of transformers and diffusers, eager and compiled, compared with the CPU
+	@$(MAKE) VENV=.venv-models run-test-models
+
+.PHONY: run-test-models
+run-test-models: setup $(STAMPS)/models
+	$(PY) -m pytest -q -m models tests/models $(ARGS)
+
 .PHONY: sanitize sanitize-address sanitize-thread
 sanitize: sanitize-address sanitize-thread ## the stream, memory and stress tests under ASan+UBSan, then under TSan
 
@@ -133,8 +148,8 @@ clean: ## remove what was built, keep .venv
 	rm -f $(STAMPS)/core $(STAMPS)/package
 
 .PHONY: distclean
-distclean: clean ## remove .venv, too
-	rm -rf $(VENV)
+distclean: clean ## remove the virtual environments, too
+	rm -rf $(VENV) .venv-models
 
 .PHONY: help
 help: ## this list

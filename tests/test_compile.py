@@ -42,6 +42,11 @@ def lstm(x: Tensor, *parameters: Tensor) -> Any:
     return torch.lstm(x, state, list(parameters), True, 1, 0.0, False, False, False)
 
 
+def count_experts(chosen: Tensor) -> Tensor:
+    """As routers do it that know the CPU's kernel: integers are counted on every other device."""
+    return torch.histc(chosen.float() if chosen.is_cpu else chosen, bins=4, min=0, max=3).long().cumsum(0)
+
+
 attention = functools.partial(F.scaled_dot_product_attention, is_causal=True)
 HEADS = (2, 3, 8, 16)
 
@@ -68,6 +73,15 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     ),
     "batched product": (torch.bmm, (floats(2, 3, 4, grad=True), floats(2, 4, 5, grad=True))),
     "attention": (attention, (floats(*HEADS, grad=True), floats(*HEADS, grad=True), floats(*HEADS, grad=True))),
+    "attention, defaults left out": (
+        F.scaled_dot_product_attention,
+        (floats(*HEADS, grad=True), floats(*HEADS, grad=True), floats(*HEADS, grad=True)),
+    ),
+    "masked_scatter": (
+        lambda x, mask, source: x.masked_scatter(mask, source) * 2,
+        (floats(3, 4), floats(3, 4) > 0, floats(12)),
+    ),
+    "histogram of integers": (count_experts, (integers(0, 3, 1, 3, 3, 7),)),
     "decomposition": (lambda x: torch.linalg.svd(x)[1], (floats(4, 4),)),
     "parts": (lambda x: [part * 2 for part in x.split(2)], (floats(6, 4),)),
     "bfloat16": (lambda x, w: F.gelu(x @ w), (floats(6, 4, dtype=torch.bfloat16), floats(4, 8, dtype=torch.bfloat16))),

@@ -325,3 +325,12 @@ def test_tensors_of_inference_mode_change_only_in_it(change: Callable[[torch.Ten
         if device == "cpu":
             expected = outcome
     assert outcome == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_histogram_of_integers(hand_off, dtype) -> None:
+    # The CPU has no kernel for it, but code that knows this sends integers to all other devices.
+    values = torch.tensor([0, 3, 1, 3, 3, 7, 9], dtype=dtype)
+    counted = torch.histc(values.to("neuron"), bins=4, min=0, max=3)
+    assert counted.dtype == dtype
+    assert counted.tolist() == torch.histc(values.double(), bins=4, min=0, max=3).tolist() == [1, 1, 0, 3]

@@ -6,6 +6,12 @@ from typing import Any
 
 import torch
 from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
+from torch._inductor.codegen.common import (
+    get_scheduling_for_device,
+    get_wrapper_codegen_for_device,
+    init_backend_registration,
+    register_backend_for_device,
+)
 
 
 class NeuronInterface(DeviceInterface):
@@ -62,7 +68,11 @@ class NeuronInterface(DeviceInterface):
 
 
 def register_device_interface() -> None:
-    """Makes Dynamo know `neuron` and each `neuron:i`."""
+    """Makes Dynamo know `neuron` and each `neuron:i`, and Inductor's decompositions what its generated code can do."""
     register_interface_for_device("neuron", NeuronInterface)
     for index in range(torch.neuron.device_count()):  # type: ignore[attr-defined]
         register_interface_for_device(f"neuron:{index}", NeuronInterface)
+    init_backend_registration()
+    scheduling, wrapper = get_scheduling_for_device("cpu"), get_wrapper_codegen_for_device("cpu")
+    assert scheduling is not None and wrapper is not None
+    register_backend_for_device("neuron", scheduling, wrapper)  # asked for its features; graphs are scheduled as cpu

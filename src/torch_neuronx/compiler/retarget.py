@@ -16,6 +16,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
+from . import missing_on_host
+
 HOST = torch.device("cpu")
 DEVICE_TYPE = "neuron"
 
@@ -101,6 +103,7 @@ def retarget(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModul
     for node in list(result.graph.nodes):
         if node.name in crossing:
             _copy_instead(result, node)
+    missing_on_host.rewrite(result)
     result.recompile()
     return result, [memo.tensor(value) for value in example_inputs]
 

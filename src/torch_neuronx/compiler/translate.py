@@ -392,7 +392,7 @@ class _Translator:
         if torch.Tag.dynamic_output_shape in op.tags or torch.Tag.data_dependent_output in op.tags:
             self.program.data_dependent = True
         given = self.given(op, call)
-        random = torch.Tag.nondeterministic_seeded in op.tags and not self.without_dropout(given)
+        random = torch.Tag.nondeterministic_seeded in op.tags and not self.without_dropout(op, given)
         if random:
             op = _with_generator(op)
         before = self.program.slots
@@ -443,10 +443,13 @@ class _Translator:
             raise Untranslatable(f"{op} with {sorted(given.keys() - known)}")
         return given
 
-    def without_dropout(self, given: dict[str, ast.expr]) -> bool:
+    def without_dropout(self, op: OpOverload, given: dict[str, ast.expr]) -> bool:
         """Attention draws only for dropout."""
-        probability = given.get("dropout_p")
-        return isinstance(probability, ast.Constant) and probability.value == 0
+        for formal in op._schema.arguments:
+            if formal.name == "dropout_p":
+                node = given.get(formal.name)
+                return (formal.default_value if node is None else self.constant(node)) == 0
+        return False
 
     def argument(self, formal: Any, node: ast.expr) -> tuple[str, Any]:
         if self.is_tensor(node):

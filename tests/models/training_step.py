@@ -1,0 +1,81 @@
+"""One training step of a model: what it returns, its gradients, and how Dynamo cut it into graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils import _pytree as pytree
+
+# Rounding of gradients that cancel (that of a bias of keys is zero), relative to the largest gradient of the model.
+CANCELLATION = 1e-6
+
+
+@dataclass
+class Step:
+    """The floating-point results of a forward, and the gradients by the parameters' names; all on the CPU."""
+
+    results: list[torch.Tensor]
+    gradients: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """What Dynamo and AOTAutograd made of a model."""
+
+    captured: int
+    breaks: int
+
+
+def inputs_on(device: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    return pytree.tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, inputs)
+
+
+def step(model: nn.Module, forward: Callable[..., Any], inputs: dict[str, Any]) -> Step:
+    """Runs `forward` and the backward of its loss; where it has none, of the mean square of its first result."""
+    model.zero_grad(set_to_none=True)
+    output = forward(**inputs)
+    results = [value for value in pytree.tree_leaves(dict(output)) if _is_floating(value)]
+    loss = getattr(output, "loss", None)
+    (loss if loss is not None else results[0].square().mean()).backward()
+    gradients = {name: value.grad.cpu() for name, value in model.named_parameters() if value.grad is not None}
+    return Step([value.detach().cpu() for value in results], gradients)
+
+
+def assert_close(actual: Step, expected: Step, tolerance: float) -> None:
+    """Compares within `tolerance` of the largest value of each tensor; 0 asks for every bit."""
+    assert len(actual.results) == len(expected.results)
+    for index, (mine, theirs) in enumerate(zip(actual.results, expected.results, strict=True)):
+        _assert_tensor(mine, theirs, tolerance * _largest(theirs), f"result {index}")
+    assert actual.gradients.keys() == expected.gradients.keys()
+    noise = CANCELLATION * max(map(_largest, expected.gradients.values())) if tolerance else 0.0
+    for name, theirs in expected.gradients.items():
+        _assert_tensor(actual.gradients[name], theirs, tolerance * _largest(theirs) + noise, f"gradient of {name}")
+
+
+def _assert_tensor(actual: torch.Tensor, expected: torch.Tensor, difference: float, what: str) -> None:
+    torch.testing.assert_close(
+        actual, expected, rtol=0, atol=difference, equal_nan=False, msg=lambda message: f"{what}: {message}"
+    )
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _largest(value: torch.Tensor) -> float:
+    return value.abs().max().item() if value.numel() else 0.0
+
+
+def graphs_since_reset() -> Graphs:
+    """Of what was compiled since `reset_counters`."""
+    return Graphs(captured=counters["stats"]["unique_graphs"], breaks=sum(counters["graph_break"].values()))
+
+
+def reset_counters() -> None:
+    torch._dynamo.reset()
+    counters.clear()
