@@ -227,6 +227,20 @@ def test_default_backend_needs_no_import() -> None:
     assert "neuron" in torch.compiler.list_backends()
 
 
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_no_backend_named_means_this_one_on_neuron(mode: str | None, device: torch.device) -> None:
+    torch._dynamo.reset()
+    torch.neuron.reset_dynamo_metrics()
+    x = torch.ones(3, device=device, requires_grad=True)
+    y = torch.compile(lambda x: x.exp() * 5, mode=mode)(x)
+    y.sum().backward()
+    assert_close(y, torch.ones(3).exp() * 5, "result")
+    assert torch.equal(x.grad, y.detach())
+    assert len(torch.neuron.get_dynamo_metrics()) == 2
+    assert torch.compile(lambda x: x * 2, backend="inductor")(torch.ones(3)).device.type == "cpu"
+    assert len(torch.neuron.get_dynamo_metrics()) == 2
+
+
 def test_graph_breaks_and_disabled_functions() -> None:
     @torch.compiler.disable
     def outside(x: Tensor) -> Tensor:

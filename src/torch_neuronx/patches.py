@@ -32,6 +32,7 @@ def install() -> None:
         _wait_before_settings_change()
         _accumulate_losses_as_on_the_cpu()
         _let_flex_attention_in()
+        _compile_neuron_graphs_for_neuron()
 
 
 def _tell_the_thread_count() -> None:
@@ -137,6 +138,32 @@ def _let_flex_attention_in() -> None:
 
     _patch_when_imported("torch.nn.attention.flex_attention", patch)
     installed.append("torch.nn.attention.flex_attention._validate_device")
+
+
+def _compile_neuron_graphs_for_neuron() -> None:
+    # `torch.compile(f)` takes Inductor when no backend is named. Graphs on neuron then go to the backend for neuron, as
+    # those on cuda go to the code generator for cuda. Checked on torch 2.13.0, which looks the function up at each call.
+    def patch(module: ModuleType) -> None:
+        original = module.compile_fx
+        default_inner = module.compile_fx_inner
+
+        @functools.wraps(original)
+        def compile_fx(model: Any, inputs: Sequence[Any], inner_compile: Any = default_inner, **kwargs: Any) -> Any:
+            from torch_neuronx.compiler.host_inputs import is_about_neuron
+
+            if inner_compile is not default_inner or not is_about_neuron(model, inputs):
+                return original(model, inputs, inner_compile, **kwargs)
+            from torch_neuronx.compiler.backend import neuron
+
+            settings = kwargs.get("config_patches") or {}
+            # What torch.compile's modes say about CUDA graphs concerns cuda only.
+            options = {name: value for name, value in settings.items() if not name.startswith("triton.")}
+            return neuron(model, inputs, options=options)
+
+        module.compile_fx = compile_fx  # type: ignore[attr-defined]
+
+    _patch_when_imported("torch._inductor.compile_fx", patch)
+    installed.append("torch._inductor.compile_fx.compile_fx")
 
 
 def _patch_when_imported(name: str, patch: Callable[[ModuleType], None]) -> None:

@@ -23,6 +23,13 @@ def all_on_host(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
     return bool(inputs) and all(value.device.type == "cpu" for value in inputs) and not _names_neuron(gm)
 
 
+def is_about_neuron(gm: Any, example_inputs: Sequence[Any]) -> bool:
+    """True when an input of the graph is a neuron tensor, or the graph names the device."""
+    if any(isinstance(value, torch.Tensor) and value.device.type == "neuron" for value in example_inputs):
+        return True
+    return isinstance(gm, GraphModule) and _names_neuron(gm)
+
+
 def _names_neuron(gm: GraphModule) -> bool:
     found = []
 
