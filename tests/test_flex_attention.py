@@ -433,17 +433,18 @@ def test_inputs_with_any_strides() -> None:
 def test_scores_beyond_the_range_of_float16() -> None:
     generator = torch.Generator().manual_seed(2)
     # Whole numbers, so that the float products are exact.
-    host = [torch.randint(-200, 201, (1, 2, 100, 64), generator=generator).double() for _ in range(3)]
+    host = [torch.randint(-300, 301, (1, 2, 100, 64), generator=generator).double() for _ in range(3)]
     tensors = [x.to("neuron", torch.float16).requires_grad_() for x in host]
     host = [x.requires_grad_() for x in host]
     expected, logsumexp = plain_attention(*host, None, None)
     assert logsumexp.max() > torch.finfo(torch.float16).max
     out, aux = compiled()(*tensors, return_aux=AuxRequest(lse=True))
-    grads = torch.autograd.grad(out, tensors, torch.ones_like(out))
-    expected_grads = torch.autograd.grad(expected.sum(), host)
+    # The gradients of queries and keys may be beyond the range themselves.
+    (grad,) = torch.autograd.grad(out, tensors[2], torch.ones_like(out))
+    (expected_grad,) = torch.autograd.grad(expected.sum(), host[2])
     torch.testing.assert_close(aux.lse.cpu().double(), logsumexp.detach(), rtol=1e-6, atol=0)
-    for result, wanted in zip((out, *grads), (expected, *expected_grads), strict=True):
-        assert (result.cpu() - wanted).abs().max() <= 2e-3 * max(wanted.abs().max(), 1.0)
+    for result, wanted in ((out, expected), (grad, expected_grad)):
+        assert (result.cpu() - wanted).abs().max() <= 2e-3 * wanted.abs().max()
 
 
 @pytest.mark.slow
@@ -552,7 +553,7 @@ def test_backward_needs_blocks_of_queries() -> None:
         seq_lengths=(200, 200),
         compute_q_blocks=False,
     )
-    with pytest.raises(RuntimeError, match="created with compute_q_blocks=False"):
+    with pytest.raises(RuntimeError, match="create the BlockMask with compute_q_blocks=True"):
         compiled()(query, key, value, block_mask=mask).sum().backward()
 
 

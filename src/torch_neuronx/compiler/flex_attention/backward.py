@@ -84,7 +84,6 @@ def lower_backward(
     check_kernel_options(kernel_options)
     device = query.get_device()
     mask = BlockMaskInputs.of(block_mask)
-    mask.check_has_query_blocks()
     modifications = Modifications(device, score_graph, mask.mask_graph, score_captured, mask_captured)
     joint = _Joint(modifications, joint_graph.graph_module)
     if grad_out is None:

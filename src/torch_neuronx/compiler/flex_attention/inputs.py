@@ -77,14 +77,6 @@ class BlockMaskInputs:
         """Tables of these names as int32, realised."""
         return {name: realize(_as_int32(self.tables[name])) for name in names}
 
-    def check_has_query_blocks(self) -> None:
-        """Raises if the mask doesn't list which queries see a block of keys, as the backward pass needs it."""
-        if self.tables["q_num_blocks"] is None:
-            raise ValueError(
-                "FlexAttention: the backward pass needs a block mask with blocks of queries; this one was created with "
-                "compute_q_blocks=False"
-            )
-
     def check_covers(self, batch: Any, heads: Any, query_length: Any, key_length: Any) -> None:
         """Raises if the mask is too small for the tensors, or has another batch size or number of heads."""
         size = self.tables["kv_indices"].get_size()
