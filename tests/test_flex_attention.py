@@ -272,6 +272,7 @@ def test_document_mask() -> None:
     torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_hidden_blocks_are_not_read() -> None:
     query, key, value = Case("window", queries=512, keys=512).tensors()
     mask = create_block_mask(sliding_window, None, None, 512, 512, "neuron", BLOCK_SIZE=64)
