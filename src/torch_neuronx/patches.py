@@ -142,7 +142,7 @@ def _let_flex_attention_in() -> None:
 
 def _compile_neuron_graphs_for_neuron() -> None:
     # `torch.compile(f)` takes Inductor when no backend is named. Graphs on neuron then go to the backend for neuron, as
-    # those on cuda go to the code generator for cuda. Checked on torch 2.13.0, which looks the function up at each call.
+    # those on cuda go to the code generator for cuda. Checked on torch 2.13.0, which looks it up at each call.
     def patch(module: ModuleType) -> None:
         original = module.compile_fx
         default_inner = module.compile_fx_inner
