@@ -98,6 +98,10 @@ test-slow: setup ## the tests marked slow
 conformance: setup ## the whole OpInfo sweep
 	$(PY) -m tests.conformance.sweep $(ARGS)
 
+.PHONY: conformance-compiled
+conformance-compiled: setup ## every operator of the OpInfo database, compiled
+	$(PY) -m tests.conformance.compiled $(ARGS)
+
 .PHONY: fuzz
 fuzz: setup ## random programs, compared with the CPU
 	$(PY) -m tests.fuzz $(ARGS)
