@@ -22,8 +22,8 @@ MAX_PAIRS = 3  # a compilation takes tens of seconds
 SCRIPT = """
 import sys, time, torch
 sys.path[:0] = [sys.argv[2]]
-from compiled_gpt_step import training_step
-step = training_step(sys.argv[1], 64, 4, 2, 32, False)
+from gpt_step import training_step
+step = training_step(sys.argv[1], 64, 4, 2, 32, False, {"cpu": "inductor", "neuron": "neuron"}[sys.argv[1]])
 torch.neuron.synchronize()
 import torch._inductor.compile_fx
 if sys.argv[1] == "neuron":

@@ -7,40 +7,16 @@ with bfloat16 autocast.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from gpt_step import training_step
 from measure import Block, Result, Settings, compare, main, timed
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "examples"))
-from gpt import GPT, GPTConfig
 
 # width, heads, batch, length
 SIZES = [(256, 8, 8, 128), (512, 8, 4, 128)]
 TARGET = 1.02
-LAYERS = 4
-VOCABULARY = 512
 BLOCK_SECONDS = 0.05
 BACKENDS = {"cpu": "inductor", "neuron": "neuron"}
-
-
-def training_step(device: str, width: int, heads: int, batch: int, length: int, autocast: bool) -> Callable[[], None]:
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(VOCABULARY, context=length, layers=LAYERS, heads=heads, width=width)).to(device)
-    loss_of = torch.compile(model.loss, backend=BACKENDS[device])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
-    tokens = torch.randint(VOCABULARY, (batch, length + 1)).to(device)
-
-    def step() -> None:
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
-            loss = loss_of(tokens[:, :-1], tokens[:, 1:])
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-    return step
 
 
 def claims(settings: Settings) -> list[Result]:
@@ -48,7 +24,10 @@ def claims(settings: Settings) -> list[Result]:
     for autocast in (False, True):
         for width, heads, batch, length in SIZES:
             torch._dynamo.reset()
-            steps = [training_step(device, width, heads, batch, length, autocast) for device in BACKENDS]
+            steps = [
+                training_step(device, width, heads, batch, length, autocast, backend)
+                for device, backend in BACKENDS.items()
+            ]
             for step in steps:
                 timed(step, 2)
             count = max(1, round(BLOCK_SECONDS / timed(steps[0], 2)))

@@ -24,15 +24,19 @@ SLOW_SECONDS = 1.0
 BLOCK_SECONDS = 0.05  # long enough to forget what the other side left in the caches
 
 
-def training_step(device: str, width: int, heads: int, batch: int, length: int, autocast: bool) -> Callable[[], None]:
+def training_step(
+    device: str, width: int, heads: int, batch: int, length: int, autocast: bool, backend: str | None = None
+) -> Callable[[], None]:
+    """One step on `device`; with a `backend`, forward and backward are compiled by it."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(VOCABULARY, context=length, layers=LAYERS, heads=heads, width=width)).to(device)
+    loss_of = torch.compile(model.loss, backend=backend) if backend else model.loss
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
     tokens = torch.randint(VOCABULARY, (batch, length + 1)).to(device)
 
     def step() -> None:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
-            loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+            loss = loss_of(tokens[:, :-1], tokens[:, 1:])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
