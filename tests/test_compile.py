@@ -93,7 +93,24 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
+# A compilation takes seconds: these show every kind of step, the others are slow tests.
+FAST = {
+    "complex numbers",
+    "pointwise",
+    "input written",
+    "views of inputs",
+    "a CPU scalar",
+    "convolution",
+    "attention",
+    "to the host",
+}
+
+
+def fast_or_slow(name: str) -> Any:
+    return name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", map(fast_or_slow, STEPS))
 def test_runs_as_steps_of_the_core(name: str) -> None:
     function, arguments = STEPS[name]
     metrics = check(function, *arguments, same_strides=name != "convolution")
@@ -107,7 +124,7 @@ THROUGH_PYTHON: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", THROUGH_PYTHON)
+@pytest.mark.parametrize("name", map(fast_or_slow, THROUGH_PYTHON))
 def test_code_that_steps_do_not_cover_runs_as_python(name: str) -> None:
     function, arguments = THROUGH_PYTHON[name]
     with warnings.catch_warnings():
@@ -195,7 +212,7 @@ def train(model: nn.Module, x: Tensor, steps: int, *, compiled_step: bool = Fals
     return losses
 
 
-@pytest.mark.parametrize("compiled_step", [False, True])
+@pytest.mark.parametrize("compiled_step", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_training_learns_as_on_the_cpu(compiled_step: bool) -> None:
     torch._dynamo.reset()
     reference = Block()
