@@ -110,7 +110,7 @@ def fast_or_slow(name: str) -> Any:
     return name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", map(fast_or_slow, STEPS))
+@pytest.mark.parametrize("name", [fast_or_slow(name) for name in STEPS])
 def test_runs_as_steps_of_the_core(name: str) -> None:
     function, arguments = STEPS[name]
     metrics = check(function, *arguments, same_strides=name != "convolution")
@@ -124,7 +124,7 @@ THROUGH_PYTHON: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", map(fast_or_slow, THROUGH_PYTHON))
+@pytest.mark.parametrize("name", [fast_or_slow(name) for name in THROUGH_PYTHON])
 def test_code_that_steps_do_not_cover_runs_as_python(name: str) -> None:
     function, arguments = THROUGH_PYTHON[name]
     with warnings.catch_warnings():
