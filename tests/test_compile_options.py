@@ -88,3 +88,14 @@ def test_a_failure_can_be_run_eagerly(by_variable: bool, device: torch.device, m
     assert torch.allclose(x.grad.cpu(), torch.ones(3).exp() * 3)
     assert [graph["fell_back"] for graph in torch.neuron.get_dynamo_metrics()] == [True, True]
     assert sum("is run operator by operator" in str(warning.message) for warning in caught) == 2
+
+
+def test_a_graph_over_two_devices_can_be_run_eagerly(device: torch.device, second_device: torch.device) -> None:
+    torch._dynamo.reset()
+    torch.neuron.reset_dynamo_metrics()
+    function = torch.compile(lambda x, y: (x + 1, y + 1), backend="neuron", options={"fallback_execution": True})
+    with pytest.warns(UserWarning, match="can't span several neuron devices"):
+        first, second = function(torch.ones(3, device=device), torch.ones(3, device=second_device))
+    assert (first.device, second.device) == (device, second_device)
+    assert first.tolist() == second.tolist() == [2.0] * 3
+    assert [graph["fell_back"] for graph in torch.neuron.get_dynamo_metrics()] == [True]

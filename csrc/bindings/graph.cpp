@@ -146,12 +146,6 @@ std::unique_ptr<graph::Step> to_step(const py::tuple& spec) {
     step->offset = to_expression(spec[5]);
     return step;
   }
-  if (kind == "assign") {
-    auto step = std::make_unique<graph::AssignStep>();
-    step->result = spec[1].cast<Slot>();
-    step->source = spec[2].cast<Slot>();
-    return step;
-  }
   if (kind == "free") {
     auto step = std::make_unique<graph::FreeStep>();
     step->slot = spec[1].cast<Slot>();

@@ -48,11 +48,6 @@ struct ViewStep final : Step {
   void run(Frame& frame) const override;
 };
 
-struct AssignStep final : Step {
-  Slot result = 0, source = 0;
-  void run(Frame& frame) const override { frame.slots[result] = frame.slots[source]; }
-};
-
 struct FreeStep final : Step {
   Slot slot = 0;
   void run(Frame& frame) const override { frame.slots[slot].reset(); }
@@ -64,13 +59,6 @@ struct CheckLayoutStep final : Step {
   IntegerTuple sizes, strides;
   std::string what;
   void run(Frame& frame) const override;
-};
-
-// register = expression
-struct IntegerStep final : Step {
-  uint32_t result = 0;
-  IntegerExpression value;
-  void run(Frame& frame) const override { frame.registers[result] = value.evaluate(frame.registers); }
 };
 
 // register = buf.item()

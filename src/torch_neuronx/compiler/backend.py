@@ -76,9 +76,10 @@ def compile_on_host(
 ) -> Any:
     """Compiles a graph that AOTAutograd made, forward or backward: what Inductor calls `inner_compile`."""
     neuron_policy.start()
+    facts = _facts(gm)
     try:
         refuse_storage_changes(gm)
-        facts = _facts(gm)
+        facts = facts._replace(device=neuron_device_index(gm))
         kwargs[FACTS_KEY] = facts
         neuron_policy.debug_files.graph("neuron_graph", gm)
         with progress("backward" if kwargs.get("is_backward") else "forward", facts.ops):
@@ -96,7 +97,6 @@ def compile_on_host(
         warnings.warn(
             f"graph {name} failed to compile and is run operator by operator: {error}\n{location_of(gm)}", stacklevel=2
         )
-        facts = _facts(gm)
         record(
             GraphMetrics(
                 graph_id=graph_id,
@@ -125,13 +125,14 @@ def _compile_host_graph(
 
 
 def _facts(gm: GraphModule) -> GraphFacts:
+    """All but the device, which a graph that can't be compiled may not have one of."""
     inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
     (output,) = gm.graph.find_nodes(op="output")
     results = [value.meta.get("val") if isinstance(value, Node) else value for value in output.args[0]]
     return GraphFacts(
         inputs="".join("t" if isinstance(value, torch.Tensor) else "i" for value in inputs),
         results="".join(map(_result_kind, results)),
-        device=neuron_device_index(gm),
+        device=-1,
         ops=sum(node.op == "call_function" for node in gm.graph.nodes),
         input_bytes=_bytes(inputs),
         output_bytes=_bytes(results),

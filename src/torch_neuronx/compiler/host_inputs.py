@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 from torch.fx.node import map_aggregate
 from torch.utils._device import _device_constructors
 
 from torch_neuronx.config import read_bool
+
+from .retarget import fake_on
 
 NO_COPY_VARIABLE = "TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY"
 
@@ -72,15 +74,14 @@ def move_graph(gm: GraphModule, example_inputs: Sequence[Any], device: torch.dev
             node.kwargs = {**node.kwargs, "device": device}
         for key in ("example_value", "val"):
             if isinstance(node.meta.get(key), FakeTensor):
-                node.meta[key] = _fake_on(node.meta[key], device)
+                node.meta[key] = fake_on(node.meta[key], device)
     gm.recompile()
-    return [_fake_on(value, device) for value in example_inputs]
+    return [_example_on(value, device) for value in example_inputs]
 
 
-def _fake_on(value: Any, device: torch.device) -> Any:
+def _example_on(value: Any, device: torch.device) -> Any:
     if isinstance(value, FakeTensor):
-        with in_kernel_invocation_manager(value.fake_mode):
-            return FakeTensor(value.fake_mode, value, device, requires_grad=value.requires_grad)
+        return fake_on(value, device)
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 

@@ -25,6 +25,12 @@ DEVICE_TYPE = "neuron"
 MOVES = (torch.ops.aten._to_copy.default, torch.ops.prims.device_put.default)
 
 
+def fake_on(value: FakeTensor, device: torch.device) -> FakeTensor:
+    """A fake tensor like `value`, over the same storage, that says it is on `device`."""
+    with in_kernel_invocation_manager(value.fake_mode):
+        return FakeTensor(value.fake_mode, value, device, requires_grad=value.requires_grad)
+
+
 def host_view(value: Any) -> Any:
     """The same fake tensor on the host: equal sizes and strides, and the same storage, which tells aliases apart.
 
@@ -32,9 +38,7 @@ def host_view(value: Any) -> Any:
     """
     if not isinstance(value, FakeTensor) or value.fake_device.type != DEVICE_TYPE:
         return value
-    mode = value.fake_mode
-    with in_kernel_invocation_manager(mode):
-        return FakeTensor(mode, value, HOST, requires_grad=value.requires_grad)
+    return fake_on(value, HOST)
 
 
 class _Memo:
