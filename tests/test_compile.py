@@ -341,6 +341,21 @@ def test_second_device(second_device: torch.device) -> None:
     assert made.device == second_device
 
 
+def test_a_graph_is_among_the_executed_operators(device: torch.device) -> None:
+    torch.neuron.reset_dynamo_metrics()
+    function = torch.compile(lambda x: (x + 1).relu(), backend="neuron", options={"model_name": "tracked"})
+    x = torch.ones(4, device=device)
+    function(x)
+    torch.neuron.clear_op_tracking()
+    function(x)
+    function(x)
+    (graph,) = torch.neuron.get_dynamo_metrics()
+    assert torch.neuron.get_executed_ops() == [f"neuron::graph.{graph['name']}"] * 2
+    assert torch.neuron.get_fallback_ops() == []
+    torch.neuron.clear_op_tracking()
+    assert torch.neuron.get_executed_ops() == []
+
+
 def test_memory_of_results_is_the_devices(device: torch.device) -> None:
     function = torch.compile(lambda x: (x + 1).relu() * 2, backend="neuron")
     x = torch.ones(256, 256, device=device)

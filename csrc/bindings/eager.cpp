@@ -9,11 +9,13 @@
 #include "eager/registration.h"
 #include "eager/signature.h"
 #include "eager/thread_settings.h"
+#include "graph/program.h"
 #include "stream/stream.h"
 #include "stream/stream_pool.h"
 
 #include <pybind11/stl.h>
 
+#include <atomic>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -85,27 +87,34 @@ std::string describe_python_line(const void* code, int32_t lasti) {
   return file + ":" + std::to_string(line) + " in " + function;
 }
 
-std::vector<std::string> executed_ops() {
+// Operators, and compiled graphs under names that look alike: "neuron::graph.model_default_forward_0".
+std::vector<std::string> names_by_count(std::atomic<uint64_t> eager::OpEntry::* count) {
   std::vector<std::string> names;
-  eager::for_each_op_entry([&](eager::OpEntry& entry) {
-    names.insert(names.end(), entry.calls.load(std::memory_order_relaxed), entry.name);
-  });
+  const auto list = [&](const std::string& prefix) {
+    return [&names, count, prefix](eager::OpEntry& entry) {
+      names.insert(names.end(), (entry.*count).load(std::memory_order_relaxed), prefix + entry.name);
+    };
+  };
+  eager::for_each_op_entry(list(""));
+  graph::for_each_program_entry(list("neuron::graph."));
   return names;
+}
+
+std::vector<std::string> executed_ops() {
+  return names_by_count(&eager::OpEntry::calls);
 }
 
 std::vector<std::string> fallback_ops() {
-  std::vector<std::string> names;
-  eager::for_each_op_entry([&](eager::OpEntry& entry) {
-    names.insert(names.end(), entry.fallbacks.load(std::memory_order_relaxed), entry.name);
-  });
-  return names;
+  return names_by_count(&eager::OpEntry::fallbacks);
 }
 
 void clear_op_tracking() {
-  eager::for_each_op_entry([](eager::OpEntry& entry) {
+  const auto clear = [](eager::OpEntry& entry) {
     entry.calls.store(0, std::memory_order_relaxed);
     entry.fallbacks.store(0, std::memory_order_relaxed);
-  });
+  };
+  eager::for_each_op_entry(clear);
+  graph::for_each_program_entry(clear);
 }
 
 void set_hand_off(const std::string& when) {

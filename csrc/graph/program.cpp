@@ -74,11 +74,14 @@ const c10::OperatorHandle& graph_operator() {
   return handle;
 }
 
-eager::OpEntry& immortal_entry() {
-  static std::mutex mutex;
-  static auto* const entries = new std::deque<eager::OpEntry>;
-  std::lock_guard<std::mutex> lock(mutex);
-  return entries->emplace_back(graph_operator());
+struct Entries {
+  std::mutex mutex;
+  std::deque<eager::OpEntry> all;
+};
+
+Entries& entries() {
+  static auto* const instance = new Entries;
+  return *instance;
 }
 
 constexpr uint32_t kTensorsArgument = 1;
@@ -94,7 +97,8 @@ TORCH_LIBRARY_IMPL(neuron, CPU, m) {
 }
 
 void Program::finish() {
-  auto& entry = immortal_entry();
+  std::lock_guard<std::mutex> lock(entries().mutex);
+  auto& entry = entries().all.emplace_back(graph_operator());
   entry.name = name;
   entry.foreign = false;
   entry.foreign_schema.reset();
@@ -111,6 +115,13 @@ void Program::finish() {
   entry.host_result = host_results ? 1 : -1;
   entry.always_inline = data_dependent || host_results || needs_python;
   entry_ = &entry;
+}
+
+void for_each_program_entry(const std::function<void(eager::OpEntry&)>& visit) {
+  std::lock_guard<std::mutex> lock(entries().mutex);
+  for (auto& entry : entries().all) {
+    visit(entry);
+  }
 }
 
 Outcome launch(

@@ -56,6 +56,9 @@ struct Program {
   eager::OpEntry* entry_ = nullptr;
 };
 
+// Visits the entry of every program made so far, in the order in which they were made. Their names are the programs'.
+void for_each_program_entry(const std::function<void(eager::OpEntry&)>& visit);
+
 // Results in the order of Program::results; integers and nothing are left undefined here.
 struct Outcome {
   std::vector<at::Tensor> tensors;

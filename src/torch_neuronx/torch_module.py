@@ -94,7 +94,8 @@ class _utils:
 def get_executed_ops() -> list[str]:
     """The ops that ran on the devices since the last `clear_op_tracking`, as "aten::add.Tensor".
 
-    Grouped by op, each as often as it was called. Views, `empty` and copies to and from the host are not among them.
+    Grouped by op, each as often as it was called. A compiled graph is one op: "neuron::graph." and the graph's name in
+    `get_dynamo_metrics`; what it computes is not listed. Views, `empty` and copies to and from the host are not either.
     """
     return _C._get_executed_ops()
 
