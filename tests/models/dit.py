@@ -13,7 +13,7 @@ def build() -> Case:
         attention_head_dim=8,
         in_channels=4,
         out_channels=8,
-        num_layers=2,
+        num_layers=1,
         sample_size=8,
         patch_size=2,
         num_embeds_ada_norm=10,

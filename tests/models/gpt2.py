@@ -9,7 +9,7 @@ def build() -> Case:
     config = GPT2Config(
         vocab_size=VOCABULARY,
         n_embd=32,
-        n_layer=2,
+        n_layer=1,
         n_head=4,
         n_positions=64,
         attn_pdrop=0.0,

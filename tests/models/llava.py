@@ -13,7 +13,7 @@ def build() -> Case:
     vision = CLIPVisionConfig(
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=4,
         image_size=16,
         patch_size=4,
@@ -23,12 +23,12 @@ def build() -> Case:
         vocab_size=VOCABULARY,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,
     )
-    config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=IMAGE_TOKEN)
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=IMAGE_TOKEN, vision_feature_layer=-1)
     image = torch.full((BATCH, PATCHES), IMAGE_TOKEN)
     ids = torch.cat([image, tokens(BATCH, SEQUENCE, below=IMAGE_TOKEN)], 1)
     inputs = {"input_ids": ids, "pixel_values": floats(BATCH, 3, 16, 16), "labels": ids, "use_cache": False}

@@ -11,7 +11,7 @@ def build() -> Case:
         hidden_size=32,
         intermediate_size=64,
         moe_intermediate_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -21,11 +22,14 @@ def load() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def continue_greedily(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: str, tokens: int, cache: str
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: str, tokens: int, cache: str, **settings: Any
 ) -> str:
-    """The most probable answer to a question, of at most `tokens` tokens; `cache` is "dynamic" or "static"."""
+    """The most probable answer to a question, of at most `tokens` tokens; `cache` is "dynamic" or "static".
+
+    The settings go to transformers' `generate`.
+    """
     chat = [{"role": "user", "content": question}]
     inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     inputs = inputs.to(model.device)
-    generated = model.generate(**inputs, max_new_tokens=tokens, do_sample=False, cache_implementation=cache)
+    generated = model.generate(**inputs, max_new_tokens=tokens, do_sample=False, cache_implementation=cache, **settings)
     return str(tokenizer.decode(generated[0, inputs["input_ids"].shape[1] :]))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,21 +16,57 @@ QUESTION = "Name three planets and say what each is known for."
 TOKENS = 24
 
 
-def test_greedy_text_is_that_of_the_cpu() -> None:
-    from .smollm2 import continue_greedily, load  # needs transformers, which plain `pytest` runs without
+class Writer:
+    """The model on neuron, and the text that it wrote before it was moved there."""
 
-    model, tokenizer = load()
-    expected = continue_greedily(model, tokenizer, QUESTION, TOKENS, "static")
-    assert len(expected) > TOKENS, "the answer ended early"
+    def __init__(self) -> None:
+        from .smollm2 import load  # needs transformers, which plain `pytest` runs without
 
-    model.to("neuron")
-    assert continue_greedily(model, tokenizer, QUESTION, TOKENS, "dynamic") == expected
+        self.model, self.tokenizer = load()
+        self.expected = self.write("dynamic")
+        assert len(self.expected) > TOKENS, "the answer ended early"
+        self.model.to("neuron")
 
+    def write(self, cache: str, **settings: Any) -> str:
+        from .smollm2 import continue_greedily
+
+        return continue_greedily(self.model, self.tokenizer, QUESTION, TOKENS, cache, **settings)
+
+
+@pytest.fixture(scope="module")
+def writer() -> Writer:
+    return Writer()
+
+
+@pytest.fixture(autouse=True)
+def _compiled_afresh() -> Iterator[None]:
     reset_counters()
     torch.neuron.reset_dynamo_metrics()
-    model.forward = torch.compile(model.forward, backend="neuron")
-    assert continue_greedily(model, tokenizer, QUESTION, TOKENS, "static") == expected
-    graphs = graphs_since_reset()
-    assert (graphs.captured, graphs.breaks) == (2, 0)  # the question, then one token at a time
-    metrics = torch.neuron.get_dynamo_metrics()
-    assert [graph["python_reason"] for graph in metrics] == [None] * len(metrics)
+    yield
+    torch._dynamo.reset()
+
+
+def assert_compiled(graphs: int) -> None:
+    made = graphs_since_reset()
+    assert (made.captured, made.breaks) == (graphs, 0)
+    assert [graph["python_reason"] for graph in torch.neuron.get_dynamo_metrics()] == [None] * graphs
+
+
+def test_eager_text_is_that_of_the_cpu(writer: Writer) -> None:
+    assert writer.write("dynamic") == writer.expected
+
+
+def test_static_cache_compiles_the_decoding_step(writer: Writer) -> None:
+    # transformers compiles by itself what it calls once a token, when the cache has a fixed size.
+    assert writer.write("static") == writer.expected
+    assert_compiled(graphs=1)
+
+
+def test_compiled_forward_writes_the_same_text(writer: Writer) -> None:
+    forward = writer.model.forward
+    writer.model.forward = torch.compile(forward, backend="neuron")
+    try:
+        assert writer.write("static", disable_compile=True) == writer.expected
+    finally:
+        writer.model.forward = forward
+    assert_compiled(graphs=2)  # the question, then one token at a time

@@ -9,7 +9,7 @@ def build() -> Case:
     config = ViTConfig(
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=4,
         image_size=16,
         patch_size=4,

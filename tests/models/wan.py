@@ -16,7 +16,7 @@ def build() -> Case:
         text_dim=16,
         freq_dim=16,
         ffn_dim=32,
-        num_layers=2,
+        num_layers=1,
         cross_attn_norm=True,
         qk_norm="rms_norm_across_heads",
         rope_max_seq_len=32,
