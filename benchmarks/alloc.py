@@ -6,23 +6,24 @@ import sys
 import timeit
 
 import torch
-from measure import Block, Result, Settings, compare, main
+from measure import Result, Settings, compare_sides, main
+from side import Timer
 
 CALLS = 500
 SIZES = {"1 MiB": (2**20, 1.0), "1 KiB": (2**10, None), "32 MiB": (2**25, None)}
 
 
-def block(nbytes: int, device: str) -> Block:
+def allocation_timer(device: str, nbytes: int) -> Timer:
     names = {"empty": torch.empty, "size": nbytes, "dtype": torch.uint8, "device": torch.device(device)}
     timer = timeit.Timer("empty(size, dtype=dtype, device=device)", globals=names)  # freed as soon as it is made
     timer.timeit(CALLS)
-    return lambda: timer.timeit(CALLS) / CALLS
+    return lambda count: timer.timeit(count) / count
 
 
 def claims(settings: Settings) -> list[Result]:
     return [
-        compare(
-            f"allocate and free {name}", block(nbytes, "cpu"), block(nbytes, "neuron"), settings, target, fastest_of=5
+        compare_sides(
+            f"allocate and free {name}", allocation_timer, (nbytes,), settings, target, count=CALLS, fastest_of=5
         )
         for name, (nbytes, target) in SIZES.items()
     ]

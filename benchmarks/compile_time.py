@@ -23,7 +23,7 @@ SCRIPT = """
 import sys, time, torch
 sys.path[:0] = [sys.argv[2]]
 from gpt_step import training_step
-step = training_step(sys.argv[1], 64, 4, 2, 32, False, {"cpu": "inductor", "neuron": "neuron"}[sys.argv[1]])
+step = training_step(sys.argv[1], 64, 4, 2, 32, autocast=False, compiled=True)
 torch.neuron.synchronize()
 import torch._inductor.compile_fx
 if sys.argv[1] == "neuron":

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 
 import torch
-from measure import Block, Result, Settings, compare, main, timed
+from measure import Result, Settings, compare_sides, main, timed
+from side import Timer
 
 INPUTS = 10
 CALLS = 500
@@ -20,22 +21,21 @@ def add_one(*inputs: torch.Tensor) -> list[torch.Tensor]:
     return [x + 1 for x in inputs]
 
 
-def block(device: str) -> Block:
+def call_timer(device: str) -> Timer:
     inputs = [torch.ones(16, 16, device=device) for _ in range(INPUTS)]
     compiled = torch.compile(add_one, backend=BACKENDS[device])
 
     def call() -> None:
         compiled(*inputs)
 
+    torch.set_grad_enabled(False)
     timed(call, 3)
-    return lambda: timed(call, CALLS)
+    return lambda count: timed(call, count)
 
 
 def claims(settings: Settings) -> list[Result]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        blocks = [block(device) for device in BACKENDS]
-        return [compare(f"call of a graph with {INPUTS} inputs", *blocks, settings, TARGET, fastest_of=3)]
+    name = f"call of a graph with {INPUTS} inputs"
+    return [compare_sides(name, call_timer, (), settings, TARGET, count=CALLS, fastest_of=3)]
 
 
 if __name__ == "__main__":

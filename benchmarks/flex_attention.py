@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import Result, Settings, compare, main, timed
+from measure import Result, Settings, compare, compare_sides, main, synchronize, timed
+from side import Timer
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
@@ -33,7 +34,7 @@ MEMORY_LENGTHS = (1024, 2048, 4096, 8192, 16384)
 MEMORY_GROWTH = 2.5
 MIB = 2**20
 
-compiled = torch.compile(flex_attention, backend="neuron", fullgraph=True, dynamic=False)
+compiled = torch.compile(flex_attention, backend="neuron", fullgraph=True, dynamic=False)  # when it is first called
 compiled_for_any_length = torch.compile(flex_attention, backend="neuron", fullgraph=True, dynamic=True)
 
 
@@ -68,21 +69,28 @@ class Attention:
 
     def backward(self) -> float:
         out = self.attend()
-        torch.accelerator.synchronize()
+        synchronize()
         return timed(lambda: torch.autograd.grad(out, self.qkv, self.grad))
+
+
+def causal_timer(device: str, dtype: torch.dtype, phase: str) -> Timer:
+    """Causal attention: the CPU's scaled_dot_product_attention, or FlexAttention on the device."""
+    if device == "cpu":
+        attend = functools.partial(scaled_dot_product_attention, is_causal=True)
+    else:
+        attend = functools.partial(compiled, block_mask=block_mask(causal, CAUSAL_SHAPE[2]))
+    attention = Attention(attend, tensors(CAUSAL_SHAPE, device, dtype))
+    block = attention.forward if phase == "forward" else attention.backward
+    block()
+    return lambda count: sum(block() for _ in range(count)) / count
 
 
 def claims(settings: Settings) -> list[Result]:
     results = []
-    mask = block_mask(causal, CAUSAL_SHAPE[2])
     for dtype in (torch.float32, torch.bfloat16):
-        cpu = Attention(
-            lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), tensors(CAUSAL_SHAPE, "cpu", dtype)
-        )
-        device = Attention(lambda q, k, v: compiled(q, k, v, block_mask=mask), tensors(CAUSAL_SHAPE, "neuron", dtype))
-        name = f"causal, {str(dtype).removeprefix('torch.')}"
-        results.append(compare(f"{name}, forward", cpu.forward, device.forward, settings, FORWARD_TARGET))
-        results.append(compare(f"{name}, backward", cpu.backward, device.backward, settings, BACKWARD_TARGET))
+        for phase, target in (("forward", FORWARD_TARGET), ("backward", BACKWARD_TARGET)):
+            name = f"causal, {str(dtype).removeprefix('torch.')}, {phase}"
+            results.append(compare_sides(name, causal_timer, (dtype, phase), settings, target, count=1))
 
     mask = block_mask(sliding_window, WINDOW_SHAPE[2])
     dense = Attention(compiled, tensors(WINDOW_SHAPE, "neuron"))

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import Block, Result, Settings, compare, main, timed
+from measure import Result, Settings, compare_sides, main, timed
+from side import Timer
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "examples"))
 from gpt import GPT, GPTConfig
@@ -20,17 +21,16 @@ from gpt import GPT, GPTConfig
 SIZES = [(64, 4, 2, 32, 1.0), (256, 8, 8, 128, 1.05), (512, 8, 4, 128, 1.05)]
 LAYERS = 4
 VOCABULARY = 512
-SLOW_SECONDS = 1.0
-BLOCK_SECONDS = 0.05  # long enough to forget what the other side left in the caches
+BACKENDS = {"cpu": "inductor", "neuron": "neuron"}
 
 
 def training_step(
-    device: str, width: int, heads: int, batch: int, length: int, autocast: bool, backend: str | None = None
+    device: str, width: int, heads: int, batch: int, length: int, autocast: bool, compiled: bool = False
 ) -> Callable[[], None]:
-    """One step on `device`; with a `backend`, forward and backward are compiled by it."""
+    """One step on `device`; forward and backward are compiled if asked for."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(VOCABULARY, context=length, layers=LAYERS, heads=heads, width=width)).to(device)
-    loss_of = torch.compile(model.loss, backend=backend) if backend else model.loss
+    loss_of = torch.compile(model.loss, backend=BACKENDS[device]) if compiled else model.loss
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
     tokens = torch.randint(VOCABULARY, (batch, length + 1)).to(device)
 
@@ -45,20 +45,20 @@ def training_step(
     return step
 
 
+def step_timer(device: str, *arguments: object) -> Timer:
+    """Times training steps that `training_step(device, *arguments)` makes, compiled ones by the device's backend."""
+    step = training_step(device, *arguments)
+    timed(step, 4)
+    return lambda count: timed(step, count)
+
+
 def claims(settings: Settings) -> list[Result]:
     results = []
     for autocast in (False, True):
         for width, heads, batch, length, target in SIZES:
-            steps = [training_step(device, width, heads, batch, length, autocast) for device in ("cpu", "neuron")]
-            # A host without fast bfloat16 products takes seconds for a large step: these warm up once, and do without
-            # repetitions within a pair.
-            slow = max(timed(step) for step in steps) > SLOW_SECONDS
-            count = 1 if slow else max(1, round(BLOCK_SECONDS / min(timed(steps[0], 2), timed(steps[0], 2))))
-            if not slow:
-                timed(steps[1], 4)
-            blocks: list[Block] = [lambda step=step, count=count: timed(step, count) for step in steps]
             name = f"GPT step d={width} B={batch} T={length} {'bf16' if autocast else 'fp32'}"
-            results.append(compare(name, *blocks, settings, target, fastest_of=1 if slow else 2))
+            arguments = (width, heads, batch, length, autocast)
+            results.append(compare_sides(name, step_timer, arguments, settings, target, fastest_of=2))
     return results
 
 

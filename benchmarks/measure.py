@@ -1,4 +1,4 @@
-"""How every benchmark measures: the plain CPU and the device in turn, in short blocks, in one process.
+"""How every benchmark measures: the plain CPU and the device in turn, in short blocks, each in a process of its own.
 
 On a shared machine the speed itself drifts. So a claim is a ratio of two neighbouring blocks, and its figure is the
 median over many such pairs. The quartiles show how far single pairs stray.
@@ -7,8 +7,9 @@ median over many such pairs. The quartiles show how far single pairs stray.
 from __future__ import annotations
 
 import argparse
-import gc
+import functools
 import json
+import math
 import os
 import platform
 import statistics
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from side import Side, Timer
 
 Block = Callable[[], float]  # runs a block of work and returns seconds per unit of it
 
@@ -30,6 +32,9 @@ class Settings:
 
 
 FEWEST_PAIRS = 3
+BLOCK_SECONDS = 0.3
+WARM_UP = 0.3  # of a block, before it: long enough to forget the pause and what the other side left in the caches
+SLOW_SECONDS = 1.0
 
 
 @dataclass
@@ -84,16 +89,11 @@ def compare(
     device()
     times: list[tuple[float, float]] = []
     start = time.perf_counter()
-    gc.collect()
-    gc.disable()  # a collection would hit one of two neighbours only
-    try:
-        while not _enough(settings, len(times), time.perf_counter() - start):
-            first, second = (device, cpu) if len(times) % 2 else (cpu, device)
-            tries = [(first(), second()) for _ in range(fastest_of)]
-            fastest = [min(side) for side in zip(*tries, strict=True)]
-            times.append((fastest[1], fastest[0]) if len(times) % 2 else (fastest[0], fastest[1]))
-    finally:
-        gc.enable()
+    while not _enough(settings, len(times), time.perf_counter() - start):
+        first, second = (device, cpu) if len(times) % 2 else (cpu, device)
+        tries = [(first(), second()) for _ in range(fastest_of)]
+        fastest = [min(side) for side in zip(*tries, strict=True)]
+        times.append((fastest[1], fastest[0]) if len(times) % 2 else (fastest[0], fastest[1]))
     ratios = [cpu / device if at_least else device / cpu for cpu, device in times]
     low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive")
     medians = [statistics.median(side) for side in zip(*times, strict=True)]
@@ -102,18 +102,55 @@ def compare(
     return result
 
 
+def compare_sides(
+    name: str,
+    make: Callable[..., Timer],
+    arguments: tuple[object, ...],
+    settings: Settings,
+    target: float | None,
+    count: int | None = None,
+    at_least: bool = False,
+    fastest_of: int = 1,
+) -> Result:
+    """`compare` for `make("cpu", *arguments)` and `make("neuron", *arguments)`, each in a process of its own.
+
+    A block has `count` units of work; by default as many as take the CPU BLOCK_SECONDS, but just one, and that not
+    repeated within a pair, where either side needs more than SLOW_SECONDS for it: a host without fast bfloat16 products
+    takes seconds for a large training step.
+    """
+    sides = [Side(make, device, *arguments) for device in ("cpu", "neuron")]
+    slow = False
+    if count is None:
+        fastest = [min(side(), side()) for side in sides]
+        slow = max(fastest) > SLOW_SECONDS
+        count = 1 if slow else max(1, round(BLOCK_SECONDS / fastest[0]))
+        fastest_of = 1 if slow else fastest_of
+    cpu, device = [functools.partial(side, count, 0 if slow else math.ceil(count * WARM_UP)) for side in sides]
+    try:
+        return compare(name, cpu, device, settings, target, at_least, fastest_of)
+    finally:
+        for side in sides:
+            side.close()
+
+
 def _enough(settings: Settings, pairs: int, seconds: float) -> bool:
     if seconds > settings.most_seconds:
         return pairs >= min(FEWEST_PAIRS, settings.pairs)
     return pairs >= settings.pairs and seconds > settings.seconds
 
 
+def synchronize() -> None:
+    """Waits for the device, if there is one."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
 def timed(work: Callable[[], object], count: int = 1) -> float:
-    """Seconds per call of `work`, until the device has done all of it."""
+    """Seconds per call of `work`, until the device, if there is one, has done all of it."""
     start = time.perf_counter()
     for _ in range(count):
         work()
-    torch.accelerator.synchronize()
+    synchronize()
     return (time.perf_counter() - start) / count
 
 

@@ -11,25 +11,26 @@ import time
 import timeit
 
 import torch
-from measure import Block, Result, Settings, compare, main
+from measure import Result, Settings, compare_sides, main, synchronize
+from side import Timer
 
 OPS = ["a + b", "a @ b", "a.relu_()", "a.sum()"]
 CALLS = 500  # a block; fewer than a caller may run ahead, so that no call waits for the device
 TARGET = 1.3
 
 
-def block(op: str, device: str, wait: bool) -> Block:
+def call_timer(device: str, op: str, wait: bool) -> Timer:
     a, b = (torch.randn(16, 16).to(device) for _ in range(2))
     timer = timeit.Timer(op, globals={"a": a, "b": b})
 
-    def run() -> float:
+    def run(count: int) -> float:
         start = time.perf_counter()
-        seconds = timer.timeit(CALLS)
-        torch.accelerator.synchronize()
-        return (time.perf_counter() - start if wait else seconds) / CALLS
+        seconds = timer.timeit(count)
+        synchronize()
+        return (time.perf_counter() - start if wait else seconds) / count
 
     for _ in range(5):
-        run()
+        run(CALLS)
     return run
 
 
@@ -37,9 +38,9 @@ def claims(settings: Settings) -> list[Result]:
     results = []
     for wait in (False, True):
         for op in OPS:
-            blocks = [block(op, device, wait) for device in ("cpu", "neuron")]
             name = f"{op}  {'done' if wait else 'caller'}"
-            results.append(compare(name, *blocks, settings, None if wait else TARGET, fastest_of=5))
+            target = None if wait else TARGET
+            results.append(compare_sides(name, call_timer, (op, wait), settings, target, count=CALLS, fastest_of=5))
     return results
 
 

@@ -15,6 +15,7 @@
 #include "eager/zero_tensor.h"
 #include "memory/guard_pages.h"
 #include "stream/stream_pool.h"
+#include "trace/clock.h"
 #include "trace/inline_span.h"
 
 #include <ATen/Context.h>
@@ -22,7 +23,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ApproximateClock.h>
 
-#include <chrono>
 #include <deque>
 #include <optional>
 #include <utility>
@@ -37,22 +37,8 @@ constexpr double kHandOffNs = 4000;
 std::atomic<CapturePythonLine> g_capture_python_line{nullptr};
 std::atomic<HandOff> g_hand_off{HandOff::Measured};
 
-// Ticks of c10's approximate clock in a nanosecond, measured once.
-double ticks_per_ns() {
-  static const double ratio = [] {
-    const auto wall = std::chrono::steady_clock::now();
-    const auto ticks = c10::getApproximateTime();
-    std::chrono::nanoseconds passed{0};
-    while (passed < std::chrono::microseconds(200)) {
-      passed = std::chrono::steady_clock::now() - wall;
-    }
-    return static_cast<double>(c10::getApproximateTime() - ticks) / static_cast<double>(passed.count());
-  }();
-  return ratio;
-}
-
 uint64_t hand_off_ticks() {
-  static const auto ticks = static_cast<uint64_t>(kHandOffNs * ticks_per_ns());
+  static const auto ticks = static_cast<uint64_t>(kHandOffNs * trace::ticks_per_ns());
   return ticks;
 }
 

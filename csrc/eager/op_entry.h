@@ -28,15 +28,16 @@ struct OpEntry {
   int8_t generator_arg = -1;
 
   // Policy; see policy.h.
-  bool always_inline = false;  // the shape of a result depends on data, or the result is a host value
-  bool random = false;         // draws from a generator
-  bool masks_select = false;   // a bool or uint8 index makes the shape of the result depend on data
-  bool fails_late = false;     // data can make the kernel raise: remember the user's line
-  bool foreign = false;        // not PyTorch's own: its CPU kernel may be Python and need the GIL
-  bool needs_gil = false;      // its kernel takes the GIL, so nobody may hold the stream while it runs inline
-  bool bumps_versions = false; // in place on a list: nothing above the kernel counts the writes for autograd
-  int8_t host_result = -1;     // this return stays on the CPU
-  uint32_t random_draws = 1;   // how many random operators it stands for
+  bool always_inline = false;    // the shape of a result depends on data, or the result is a host value
+  bool random = false;           // draws from a generator
+  bool masks_select = false;     // a bool or uint8 index makes the shape of the result depend on data
+  bool fails_late = false;       // data can make the kernel raise: remember the user's line
+  bool foreign = false;          // not PyTorch's own: its CPU kernel may be Python and need the GIL
+  bool needs_gil = false;        // its kernel takes the GIL, so nobody may hold the stream while it runs inline
+  bool bumps_versions = false;   // in place on a list: nothing above the kernel counts the writes for autograd
+  bool tries_one_thread = false; // its small kernels wake all threads, and may not need to; see one_thread.h
+  int8_t host_result = -1;       // this return stays on the CPU
+  uint32_t random_draws = 1;     // how many random operators it stands for
 
   std::optional<c10::FunctionSchema> foreign_schema; // when `foreign`
 

@@ -5,6 +5,7 @@
 #include "eager/narrowing.h"
 #include "eager/thread_settings.h"
 #include "memory/guard_pages.h"
+#include "stream/stream.h"
 
 #include <ATen/core/List.h>
 #include <ATen/ops/clone.h>
@@ -130,6 +131,13 @@ void OpLaunch::call_kernel() {
     }
   }
   follow_thread_settings(own_thread_count_);
+  const Stream* const stream = executed_stream();
+  const bool one_thread = entry_->tries_one_thread && record_ &&
+                          record_->threads.prefers_one(/*caller_waits=*/stream != nullptr && stream->awaited());
+  OneThread scope(one_thread);
+  if (one_thread) {
+    launch_counters().one_thread_runs.fetch_add(1, std::memory_order_relaxed);
+  }
   const auto start = c10::getApproximateTime();
   entry_->op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
   if (C10_UNLIKELY(narrowing())) {
@@ -139,13 +147,17 @@ void OpLaunch::call_kernel() {
     }
   }
   if (record_) {
-    record_->note_run_ticks(static_cast<uint64_t>(c10::getApproximateTime() - start));
+    record_->note_run_ticks(static_cast<uint64_t>(c10::getApproximateTime() - start), one_thread);
   }
 }
 
 void OpLaunch::run() {
   memory::DeviceAccess access;
   c10::AutoGradMode grad_mode(grad_mode_);
+  if (entry_->tries_one_thread) {
+    follow_thread_settings(own_thread_count_);
+    record_->threads.try_once(*entry_, stack_, record_->run_ticks.load(std::memory_order_relaxed));
+  }
   {
     memory::KernelMemory kernel_memory(prepared_.data(), prepared_.size());
     call_kernel();

@@ -1,5 +1,7 @@
 #include "eager/policy.h"
 
+#include <ATen/core/enum_tag.h>
+
 #include <algorithm>
 #include <string>
 #include <unordered_set>
@@ -97,6 +99,18 @@ const Names& random_without_generator() {
   return names;
 }
 
+// Operators besides the element-wise ones whose kernels share out even little work among all threads, and whose control
+// flow does not depend on floating-point values.
+const Names& split_when_small() {
+  static const Names names = words(
+      "mm addmm bmm baddbmm addmv addbmm _addmm_activation dot mv linear native_layer_norm native_layer_norm_backward "
+      "native_group_norm _fused_rms_norm _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data "
+      "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward embedding "
+      "embedding_dense_backward convolution convolution_backward sum mean cat gelu_backward silu_backward copy_ "
+      "_to_copy clone");
+  return names;
+}
+
 bool has_number_type(const c10::Type& type) {
   switch (type.kind()) {
     case c10::TypeKind::NumberType:
@@ -148,6 +162,9 @@ void apply_policy(OpEntry& entry) {
       }
     }
   }
+  entry.tries_one_thread = space == "aten" && !entry.always_inline && !entry.random &&
+                           (entry.op.hasTag(at::Tag::pointwise) || base.starts_with("_foreach_") ||
+                            base.starts_with("_fused_adam") || split_when_small().contains(base));
   entry.bumps_versions = base.starts_with("_foreach_") && base.ends_with('_');
   if (base == "_pack_padded_sequence") {
     entry.host_result = 1; // batch_sizes is read by the host, on every device

@@ -279,7 +279,8 @@ void Record::finish() {
   });
 }
 
-void Record::note_run_ticks(uint64_t ticks) noexcept {
+void Record::note_run_ticks(uint64_t ticks, bool one_thread) noexcept {
+  threads.note(one_thread, ticks);
   // Wall time, so a run that was preempted says nothing about the kernel: quick to go down, slow and bounded to go up.
   const uint64_t old = run_ticks.load(std::memory_order_relaxed);
   uint64_t now = std::min<uint64_t>(ticks, UINT32_MAX);

@@ -4,6 +4,7 @@
 // allocated from the record and the launch is enqueued. Keys are compared in full: a hash alone never decides.
 #pragma once
 
+#include "eager/one_thread.h"
 #include "eager/op_entry.h"
 
 #include <ATen/core/ivalue.h>
@@ -77,10 +78,11 @@ struct Record : c10::intrusive_ptr_target {
   std::vector<TensorSpec> specs;
   std::vector<uint32_t> own_memory;   // specs that get a block of their own, in the order in which the kernel allocates
   std::atomic<uint32_t> run_ticks{0}; // how long the kernel takes, in ticks of c10's approximate clock; moving average
+  ThreadChoice threads;
 
   // Call when all specs are there.
   void finish();
-  void note_run_ticks(uint64_t ticks) noexcept;
+  void note_run_ticks(uint64_t ticks, bool one_thread) noexcept;
 };
 
 uint64_t hash_key(const KeyWords& key) noexcept;

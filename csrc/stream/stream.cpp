@@ -45,8 +45,8 @@ void block_signals() noexcept {
 
 } // namespace
 
-bool on_executor_thread() noexcept {
-  return t_executed != nullptr;
+const Stream* executed_stream() noexcept {
+  return t_executed;
 }
 
 void set_describe_python_line(DescribePythonLine describe) noexcept {
@@ -97,8 +97,8 @@ void Stream::Submission::drain() {
 
 Stream::Slot& Stream::acquire(Submission&) {
   const uint64_t seq = submitted_.load(std::memory_order_relaxed) + 1;
-  if (seq > kRingSize) {
-    wait(seq - kRingSize);
+  if (seq > kRingSize && completed() < seq - kRingSize) {
+    wait(seq - kRingSize + kRingRefill);
   }
   Slot& slot = ring_[seq % kRingSize];
   slot.source = LaunchSource{};

@@ -36,6 +36,8 @@ class Stream {
   uint64_t submitted() const noexcept { return submitted_.load(std::memory_order_acquire); }
   uint64_t completed() const noexcept { return completed_.load(std::memory_order_acquire); }
   bool idle() const noexcept { return completed() == submitted(); }
+  // True while a thread sleeps until launches of this stream are done.
+  bool awaited() const noexcept { return waiters_.load(std::memory_order_relaxed) > 0; }
 
   // ---- submitting -------------------------------------------------------------------------------------------------
   // Holds the submit lock of a stream. Re-entrant: a kernel that runs inline may submit to the stream it runs on.
@@ -95,6 +97,8 @@ class Stream {
  private:
   friend class Submission;
   static constexpr size_t kRingSize = 1024; // launches a caller may run ahead of the executor
+  // A caller that is that far ahead sleeps until this many slots are free: not to be woken for each of them.
+  static constexpr size_t kRingRefill = 512;
 
   void executor_main();
   void ensure_executor();
@@ -123,8 +127,11 @@ class Stream {
   LateErrorSlot late_error_;
 };
 
-// True on a thread that executes launches of a stream.
-bool on_executor_thread() noexcept;
+// The stream whose launches the calling thread executes, or null.
+const Stream* executed_stream() noexcept;
+inline bool on_executor_thread() noexcept {
+  return executed_stream() != nullptr;
+}
 
 // Turns an interned code object and an instruction offset into "file.py:12 in function". Set by the bindings.
 using DescribePythonLine = std::string (*)(const void* code, int32_t lasti);

@@ -13,6 +13,9 @@ inline int64_t now_ticks() noexcept {
   return static_cast<int64_t>(c10::getApproximateTime());
 }
 
+// Ticks in a nanosecond, measured once.
+double ticks_per_ns();
+
 // Compares the two clocks when it is made and again when it is asked, and takes the counter for even in between.
 class TickConverter {
  public:

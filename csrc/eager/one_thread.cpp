@@ -1,0 +1,200 @@
+#include "eager/one_thread.h"
+
+#include "eager/op_entry.h"
+#include "trace/clock.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/List.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+namespace neuron::eager {
+
+namespace {
+
+constexpr int kTrials = 2;
+// A trial costs about ten runs, so what does not recur has none, nor has what is too large to profit.
+constexpr uint32_t kRunsBeforeTrial = 4;
+constexpr int64_t kMaxTriedNumbers = 512 * 1024;
+// A caller may begin to wait at any time: then what runs on one thread should end soon.
+constexpr double kLongestNs = 1e6;
+// Kernels up to this long gain nothing from more threads, even on cores that nobody needs.
+constexpr double kTinyNs = 200e3;
+// What many threads do that much faster than one is left to them.
+constexpr double kMaxSpeedup = 2.25;
+
+double longest_ticks() {
+  static const double ticks = kLongestNs * trace::ticks_per_ns();
+  return ticks;
+}
+
+// Not linked: which library has them depends on how torch was built, and one without them can do nothing here.
+struct ThreadSetters {
+  void (*omp)(int) = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+  // Of the calling thread only, 0 for the process's setting; gives what was set.
+  int (*mkl)(int) = reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "MKL_Set_Num_Threads_Local"));
+};
+
+const ThreadSetters& setters() {
+  static const ThreadSetters found;
+  return found;
+}
+
+at::Tensor random_like(const at::Tensor& tensor, const at::Generator& generator) {
+  auto made = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
+  const auto numbers = static_cast<int64_t>(made.storage().nbytes() / made.element_size());
+  made.as_strided({numbers}, {1}, 0).normal_(0.0, 1.0, generator);
+  return made;
+}
+
+template <class Function>
+torch::jit::Stack map_tensors(const torch::jit::Stack& values, const Function& function) {
+  torch::jit::Stack mapped;
+  for (const auto& value : values) {
+    if (value.isTensor()) {
+      mapped.emplace_back(function(value.toTensor()));
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const auto& item : value.toListRef()) {
+        list.push_back(function(item.toTensor()));
+      }
+      mapped.emplace_back(std::move(list));
+    } else {
+      mapped.push_back(value);
+    }
+  }
+  return mapped;
+}
+
+int64_t count_numbers(const torch::jit::Stack& values) {
+  int64_t count = 0;
+  map_tensors(values, [&](const at::Tensor& tensor) {
+    count += tensor.defined() ? tensor.numel() : 0;
+    return tensor;
+  });
+  return count;
+}
+
+// The tensors that the kernel returned and those it was given, which it may have written. Works on copies.
+std::vector<at::Tensor> run(OpEntry& entry, const torch::jit::Stack& arguments, bool one_thread) {
+  std::vector<at::Tensor> tensors;
+  const auto copy = [&](const at::Tensor& tensor) {
+    return tensor.defined() ? tensors.emplace_back(at::clone(tensor, at::MemoryFormat::Preserve)) : tensor;
+  };
+  auto stack = map_tensors(arguments, copy);
+  OneThread scope(one_thread);
+  entry.op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+  map_tensors(stack, [&](const at::Tensor& tensor) {
+    if (tensor.defined()) {
+      tensors.push_back(tensor);
+    }
+    return tensor;
+  });
+  return tensors;
+}
+
+bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.strides() == b.strides() && a.is_non_overlapping_and_dense() &&
+         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
+bool same_bits_on_one_thread(OpEntry& entry, const torch::jit::Stack& arguments) {
+  if (count_numbers(arguments) > kMaxTriedNumbers) {
+    return false;
+  }
+  // A generator of its own: the user's numbers must not depend on trials.
+  auto generator = at::detail::createCPUGenerator(/*seed_val=*/67280421310721);
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const auto stack = map_tensors(arguments, [&](const at::Tensor& tensor) {
+      // Integers may be indices, and numbers without dimensions may be what a kernel decides by.
+      const bool replace = tensor.defined() && tensor.is_floating_point() && tensor.dim() > 0;
+      return replace ? random_like(tensor, generator) : tensor;
+    });
+    const auto expected = run(entry, stack, false);
+    const auto results = run(entry, stack, true);
+    if (!std::equal(results.begin(), results.end(), expected.begin(), expected.end(), &same_bits)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Wall time, so a run that was interrupted says nothing about the kernel: quick to go down, slow and bounded to go up.
+void estimate(std::atomic<uint32_t>& known, uint64_t ticks) noexcept {
+  const uint64_t old = known.load(std::memory_order_relaxed);
+  uint64_t now = std::clamp<uint64_t>(ticks, 1, UINT32_MAX);
+  if (old != 0) {
+    now = now < old ? (old + now) / 2 : (old * 15 + std::min(now, old * 4)) / 16;
+  }
+  known.store(static_cast<uint32_t>(now), std::memory_order_relaxed);
+}
+
+} // namespace
+
+void ThreadChoice::try_once(OpEntry& entry, const torch::jit::Stack& arguments, uint32_t run_ticks) {
+  const int threads = at::get_num_threads();
+  if (C10_LIKELY(std::abs(verdict_.load(std::memory_order_relaxed)) == threads) || setters().omp == nullptr) {
+    return;
+  }
+  if (threads > 1 &&
+      (runs_.fetch_add(1, std::memory_order_relaxed) < kRunsBeforeTrial || run_ticks > longest_ticks())) {
+    return;
+  }
+  const bool same = threads > 1 && same_bits_on_one_thread(entry, arguments);
+  verdict_.store(same ? threads : -threads, std::memory_order_relaxed);
+  all_ticks_.store(0, std::memory_order_relaxed);
+  one_ticks_.store(0, std::memory_order_relaxed);
+}
+
+bool ThreadChoice::prefers_one(bool caller_waits) const noexcept {
+  if (verdict_.load(std::memory_order_relaxed) != at::get_num_threads()) {
+    return false;
+  }
+  const double longest = longest_ticks();
+  static const double tiny = kTinyNs * trace::ticks_per_ns();
+  const double all = all_ticks_.load(std::memory_order_relaxed);
+  const double one = one_ticks_.load(std::memory_order_relaxed);
+  if (one == 0) { // not known yet: at most this long
+    return !caller_waits && all * at::get_num_threads() <= longest;
+  }
+  if (all > 0 && one > all * kMaxSpeedup) {
+    return false;
+  }
+  return one <= (caller_waits ? tiny : longest);
+}
+
+void ThreadChoice::note(bool one_thread, uint64_t ticks) noexcept {
+  if (may_use_one()) {
+    estimate(one_thread ? one_ticks_ : all_ticks_, ticks);
+  }
+}
+
+OneThread::OneThread(bool on) noexcept {
+  if (!on || setters().omp == nullptr) {
+    return;
+  }
+  threads_ = at::get_num_threads();
+  setters().omp(1);
+  if (setters().mkl != nullptr) {
+    mkl_threads_ = setters().mkl(1);
+  }
+}
+
+OneThread::~OneThread() {
+  if (threads_ == 0) {
+    return;
+  }
+  setters().omp(threads_);
+  if (setters().mkl != nullptr) {
+    setters().mkl(mkl_threads_);
+  }
+}
+
+} // namespace neuron::eager
