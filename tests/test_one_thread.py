@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -13,16 +13,16 @@ from torch_neuronx import _C
 RECURRENCES = 12  # a signature is tried when it has recurred some times
 THREADS = 2
 
-Make = Callable[..., Tensor]
-
 
 @pytest.fixture(autouse=True)
-def two_threads() -> None:
-    """The number of threads that decides about trials, whatever the host has."""
+def two_threads() -> Iterator[None]:
+    """The number of threads that decides about trials, whatever the host has, and an executor that runs everything."""
     before = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
+    _C._set_hand_off("always")
     yield
+    _C._set_hand_off("measured")
     torch.set_num_threads(before)
 
 
@@ -61,16 +61,12 @@ CASES: dict[str, tuple[Callable[..., object], list[tuple[int, ...]]]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CASES)
-def test_every_bit_is_the_one_of_all_threads(name: str, dtype: torch.dtype, monkeypatch) -> None:
+def test_every_bit_is_the_one_of_all_threads(name: str, dtype: torch.dtype) -> None:
     operate, shapes = CASES[name]
     inputs = [torch.randn(shape).to(dtype) for shape in shapes]
     expected = operate(*inputs)
     on_device = [x.to("neuron") for x in inputs]
-    _C._set_hand_off("always")  # the executor runs them all, and is behind
-    try:
-        results = [operate(*on_device) for _ in range(RECURRENCES)]
-    finally:
-        _C._set_hand_off("measured")
+    results = [operate(*on_device) for _ in range(RECURRENCES)]
     for result in results:
         pairs = zip(*(x if isinstance(x, tuple) else (x,) for x in (result, expected)), strict=True)
         for actual, wanted in pairs:
@@ -85,13 +81,9 @@ def recur(work: Callable[[], object], times: int = 40) -> None:
 
 def test_small_products_run_on_one_thread_while_the_caller_works() -> None:
     a = torch.randn(64, 64, device="neuron")
-    _C._set_hand_off("always")
-    try:
-        recur(lambda: a @ a)
-        before = one_thread_runs()
-        recur(lambda: a @ a)
-    finally:
-        _C._set_hand_off("measured")
+    recur(lambda: a @ a)
+    before = one_thread_runs()
+    recur(lambda: a @ a)
     assert one_thread_runs() > before
 
 
@@ -132,12 +124,27 @@ def test_trials_draw_no_numbers_of_the_user() -> None:
 def test_trials_of_writing_kernels_leave_the_arguments_alone(dtype: torch.dtype) -> None:
     tensors = [torch.zeros(50, 50, dtype=dtype, device="neuron") for _ in range(3)]
     single = torch.zeros(200, 200, dtype=dtype, device="neuron")
-    _C._set_hand_off("always")
-    try:
-        for _ in range(RECURRENCES):
-            torch._foreach_add_(tensors, 1)
-            single.add_(1)
-    finally:
-        _C._set_hand_off("measured")
+    for _ in range(RECURRENCES):
+        torch._foreach_add_(tensors, 1)
+        single.add_(1)
     for tensor in [*tensors, single]:
         assert (tensor == RECURRENCES).all()
+
+
+def test_dtypes_without_random_values_are_left_alone() -> None:
+    values = torch.arange(200 * 200, device="neuron").remainder(16).view(200, 200).to(torch.float8_e4m3fn)
+    target = torch.zeros(200, 200, device="neuron")
+    recur(lambda: target.copy_(values), RECURRENCES)
+    recur(lambda: torch.cat([values, values]), RECURRENCES)
+    assert torch.equal(target.cpu(), torch.arange(200 * 200).remainder(16).view(200, 200).float())
+
+
+def test_an_error_of_the_kernel_is_raised_once() -> None:
+    table = torch.randn(100, 8, device="neuron")
+    good, bad = (torch.tensor(index, device="neuron").expand(300) for index in (5, 100))
+    torch.nn.functional.embedding(good, table)
+    for _ in range(RECURRENCES):
+        torch.nn.functional.embedding(bad, table)
+        with pytest.raises(IndexError, match="out of range"):
+            torch.neuron.synchronize()
+    assert torch.equal(torch.nn.functional.embedding(good, table)[0].cpu(), table[5].cpu())

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <vector>
 
 namespace neuron::eager {
@@ -25,7 +26,8 @@ constexpr uint32_t kRunsBeforeTrial = 4;
 constexpr int64_t kMaxTriedNumbers = 512 * 1024;
 // A caller may begin to wait at any time: then what runs on one thread should end soon.
 constexpr double kLongestNs = 1e6;
-// Kernels up to this long gain nothing from more threads, even on cores that nobody needs.
+// Kernels up to this long gain too little from more threads even on cores that nobody needs: in a process where several
+// threads have run kernels there are more OpenMP threads than cores, and then they sleep between kernels.
 constexpr double kTinyNs = 200e3;
 // What many threads do that much faster than one is left to them.
 constexpr double kMaxSpeedup = 2.25;
@@ -147,7 +149,12 @@ void ThreadChoice::try_once(OpEntry& entry, const torch::jit::Stack& arguments, 
       (runs_.fetch_add(1, std::memory_order_relaxed) < kRunsBeforeTrial || run_ticks > longest_ticks())) {
     return;
   }
-  const bool same = threads > 1 && same_bits_on_one_thread(entry, arguments);
+  bool same = false;
+  try {
+    same = threads > 1 && same_bits_on_one_thread(entry, arguments);
+  } catch (const std::exception&) {
+    // There are no random values of this dtype, or the kernel refuses what it was given. The launch itself will tell.
+  }
   verdict_.store(same ? threads : -threads, std::memory_order_relaxed);
   all_ticks_.store(0, std::memory_order_relaxed);
   one_ticks_.store(0, std::memory_order_relaxed);
@@ -162,7 +169,7 @@ bool ThreadChoice::prefers_one(bool caller_waits) const noexcept {
   const double all = all_ticks_.load(std::memory_order_relaxed);
   const double one = one_ticks_.load(std::memory_order_relaxed);
   if (one == 0) { // not known yet: at most this long
-    return !caller_waits && all * at::get_num_threads() <= longest;
+    return all * at::get_num_threads() <= (caller_waits ? tiny : longest);
   }
   if (all > 0 && one > all * kMaxSpeedup) {
     return false;
