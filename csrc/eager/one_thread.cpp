@@ -12,6 +12,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <vector>
@@ -142,16 +143,15 @@ void estimate(std::atomic<uint32_t>& known, uint64_t ticks) noexcept {
 
 void ThreadChoice::try_once(OpEntry& entry, const torch::jit::Stack& arguments, uint32_t run_ticks) {
   const int threads = at::get_num_threads();
-  if (C10_LIKELY(std::abs(verdict_.load(std::memory_order_relaxed)) == threads) || setters().omp == nullptr) {
+  if (threads <= 1 || std::abs(verdict_.load(std::memory_order_relaxed)) == threads || setters().omp == nullptr) {
     return;
   }
-  if (threads > 1 &&
-      (runs_.fetch_add(1, std::memory_order_relaxed) < kRunsBeforeTrial || run_ticks > longest_ticks())) {
+  if (runs_.fetch_add(1, std::memory_order_relaxed) < kRunsBeforeTrial || run_ticks > longest_ticks()) {
     return;
   }
   bool same = false;
   try {
-    same = threads > 1 && same_bits_on_one_thread(entry, arguments);
+    same = same_bits_on_one_thread(entry, arguments);
   } catch (const std::exception&) {
     // There are no random values of this dtype, or the kernel refuses what it was given. The launch itself will tell.
   }
