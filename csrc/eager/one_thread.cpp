@@ -1,6 +1,7 @@
 #include "eager/one_thread.h"
 
 #include "eager/op_entry.h"
+#include "eager/run_time.h"
 #include "trace/clock.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -129,16 +130,6 @@ bool same_bits_on_one_thread(OpEntry& entry, const torch::jit::Stack& arguments)
   return true;
 }
 
-// Wall time, so a run that was interrupted says nothing about the kernel: quick to go down, slow and bounded to go up.
-void estimate(std::atomic<uint32_t>& known, uint64_t ticks) noexcept {
-  const uint64_t old = known.load(std::memory_order_relaxed);
-  uint64_t now = std::clamp<uint64_t>(ticks, 1, UINT32_MAX);
-  if (old != 0) {
-    now = now < old ? (old + now) / 2 : (old * 15 + std::min(now, old * 4)) / 16;
-  }
-  known.store(static_cast<uint32_t>(now), std::memory_order_relaxed);
-}
-
 } // namespace
 
 void ThreadChoice::try_once(OpEntry& entry, const torch::jit::Stack& arguments, uint32_t run_ticks) {
@@ -179,7 +170,7 @@ bool ThreadChoice::prefers_one(bool caller_waits) const noexcept {
 
 void ThreadChoice::note(bool one_thread, uint64_t ticks) noexcept {
   if (may_use_one()) {
-    estimate(one_thread ? one_ticks_ : all_ticks_, ticks);
+    note_run_time(one_thread ? one_ticks_ : all_ticks_, ticks);
   }
 }
 

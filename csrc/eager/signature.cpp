@@ -1,5 +1,6 @@
 #include "eager/signature.h"
 
+#include "eager/run_time.h"
 #include "memory/storage.h"
 
 #include <c10/core/DefaultDtype.h>
@@ -281,13 +282,7 @@ void Record::finish() {
 
 void Record::note_run_ticks(uint64_t ticks, bool one_thread) noexcept {
   threads.note(one_thread, ticks);
-  // Wall time, so a run that was preempted says nothing about the kernel: quick to go down, slow and bounded to go up.
-  const uint64_t old = run_ticks.load(std::memory_order_relaxed);
-  uint64_t now = std::min<uint64_t>(ticks, UINT32_MAX);
-  if (old != 0) {
-    now = now < old ? (old + now) / 2 : (old * 15 + std::min(now, old * 4)) / 16;
-  }
-  run_ticks.store(static_cast<uint32_t>(now), std::memory_order_relaxed);
+  note_run_time(run_ticks, ticks);
 }
 
 uint64_t hash_key(const KeyWords& key) noexcept {

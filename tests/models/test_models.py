@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -35,14 +34,6 @@ FAMILIES = (
     "wan",
 )
 DTYPES = (torch.float32, torch.bfloat16)
-
-
-@pytest.fixture(autouse=True)
-def _compiled_afresh() -> Iterator[None]:
-    reset_counters()
-    torch.neuron.reset_dynamo_metrics()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture(params=DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from .training_step import graphs_since_reset, reset_counters
+from .training_step import graphs_since_reset
 
 pytestmark = pytest.mark.models
 
@@ -36,14 +35,6 @@ class Writer:
 @pytest.fixture(scope="module")
 def writer() -> Writer:
     return Writer()
-
-
-@pytest.fixture(autouse=True)
-def _compiled_afresh() -> Iterator[None]:
-    reset_counters()
-    torch.neuron.reset_dynamo_metrics()
-    yield
-    torch._dynamo.reset()
 
 
 def assert_compiled(graphs: int) -> None:
