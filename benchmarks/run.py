@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 CLAIMS = [
     "gpt_step",
     "op_call",
+    "products",
     "alloc",
     "copy_bandwidth",
     "compiled_gpt_step",

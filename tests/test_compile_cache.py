@@ -19,7 +19,8 @@ from torch_neuronx.compiler import backend, cache_directory
 from torch_neuronx.compiler.cache_directory import UnsafeDirectoryError, check_private
 
 SCRIPT = """
-import json, sys, torch
+import json, signal, sys, torch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
 from torch_neuronx.compiler import rebuilt_artifacts
 x = torch.full((8, 8), 0.5, device="neuron", requires_grad=True)
 y = torch.compile(lambda x: (x.exp() @ x).sin(), backend="neuron")(x)

@@ -135,6 +135,7 @@ py::dict launch_statistics() {
   result["enqueued"] = counters.enqueued.load(std::memory_order_relaxed);
   result["result_copies"] = counters.result_copies.load(std::memory_order_relaxed);
   result["one_thread"] = counters.one_thread_runs.load(std::memory_order_relaxed);
+  result["own_products"] = counters.own_products.load(std::memory_order_relaxed);
   result["signatures"] = signatures.records;
   result["signature_table_evictions"] = signatures.evictions;
   return result;

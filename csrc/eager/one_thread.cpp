@@ -2,27 +2,20 @@
 
 #include "eager/op_entry.h"
 #include "eager/run_time.h"
+#include "eager/trial.h"
 #include "trace/clock.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/List.h>
-#include <ATen/ops/clone.h>
-#include <ATen/ops/empty_strided.h>
 
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
-#include <vector>
 
 namespace neuron::eager {
 
 namespace {
 
-constexpr int kTrials = 2;
 // A trial costs about ten runs, so what does not recur has none, nor has what is too large to profit.
 constexpr uint32_t kRunsBeforeTrial = 4;
 constexpr int64_t kMaxTriedNumbers = 512 * 1024;
@@ -51,79 +44,20 @@ const ThreadSetters& setters() {
   return found;
 }
 
-at::Tensor random_like(const at::Tensor& tensor, const at::Generator& generator) {
-  auto made = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
-  const auto numbers = static_cast<int64_t>(made.storage().nbytes() / made.element_size());
-  made.as_strided({numbers}, {1}, 0).normal_(0.0, 1.0, generator);
-  return made;
-}
-
-template <class Function>
-torch::jit::Stack map_tensors(const torch::jit::Stack& values, const Function& function) {
-  torch::jit::Stack mapped;
-  for (const auto& value : values) {
-    if (value.isTensor()) {
-      mapped.emplace_back(function(value.toTensor()));
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const auto& item : value.toListRef()) {
-        list.push_back(function(item.toTensor()));
-      }
-      mapped.emplace_back(std::move(list));
-    } else {
-      mapped.push_back(value);
-    }
-  }
-  return mapped;
-}
-
-int64_t count_numbers(const torch::jit::Stack& values) {
-  int64_t count = 0;
-  map_tensors(values, [&](const at::Tensor& tensor) {
-    count += tensor.defined() ? tensor.numel() : 0;
-    return tensor;
-  });
-  return count;
-}
-
-// The tensors that the kernel returned and those it was given, which it may have written. Works on copies.
-std::vector<at::Tensor> run(OpEntry& entry, const torch::jit::Stack& arguments, bool one_thread) {
-  std::vector<at::Tensor> tensors;
-  const auto copy = [&](const at::Tensor& tensor) {
-    return tensor.defined() ? tensors.emplace_back(at::clone(tensor, at::MemoryFormat::Preserve)) : tensor;
-  };
-  auto stack = map_tensors(arguments, copy);
-  OneThread scope(one_thread);
-  entry.op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
-  map_tensors(stack, [&](const at::Tensor& tensor) {
-    if (tensor.defined()) {
-      tensors.push_back(tensor);
-    }
-    return tensor;
-  });
-  return tensors;
-}
-
-bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  return a.sizes() == b.sizes() && a.strides() == b.strides() && a.is_non_overlapping_and_dense() &&
-         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
-}
-
 bool same_bits_on_one_thread(OpEntry& entry, const torch::jit::Stack& arguments) {
   if (count_numbers(arguments) > kMaxTriedNumbers) {
     return false;
   }
-  // A generator of its own: the user's numbers must not depend on trials.
-  auto generator = at::detail::createCPUGenerator(/*seed_val=*/67280421310721);
-  for (int trial = 0; trial < kTrials; ++trial) {
-    const auto stack = map_tensors(arguments, [&](const at::Tensor& tensor) {
-      // Integers may be indices, and numbers without dimensions may be what a kernel decides by.
-      const bool replace = tensor.defined() && tensor.is_floating_point() && tensor.dim() > 0;
-      return replace ? random_like(tensor, generator) : tensor;
+  const auto run = [&](const torch::jit::Stack& stack, bool one_thread) {
+    return run_on_copies(stack, [&](torch::jit::Stack& copies) {
+      OneThread scope(one_thread);
+      entry.op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &copies);
     });
-    const auto expected = run(entry, stack, false);
-    const auto results = run(entry, stack, true);
-    if (!std::equal(results.begin(), results.end(), expected.begin(), expected.end(), &same_bits)) {
+  };
+  TrialValues values;
+  for (const auto kind : {TrialValues::Kind::Random, TrialValues::Kind::Cancelling}) {
+    const auto stack = values.like(arguments, kind, adds_to_products(entry.product));
+    if (!same_bits(run(stack, true), run(stack, false))) {
       return false;
     }
   }
@@ -131,6 +65,13 @@ bool same_bits_on_one_thread(OpEntry& entry, const torch::jit::Stack& arguments)
 }
 
 } // namespace
+
+void ThreadChoice::accept() noexcept {
+  const int threads = at::get_num_threads();
+  if (threads > 1 && setters().omp != nullptr) {
+    verdict_.store(threads, std::memory_order_relaxed);
+  }
+}
 
 void ThreadChoice::try_once(OpEntry& entry, const torch::jit::Stack& arguments, uint32_t run_ticks) {
   const int threads = at::get_num_threads();

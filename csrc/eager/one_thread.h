@@ -3,8 +3,7 @@
 // While the caller prepares the next launches, a second thread of a kernel takes its core from it: on a host with few
 // cores both lose. But some kernels add in another order on other numbers of threads, and which do is nowhere written
 // down (for matrix products it depends on the shape). So each signature of an operator that is worth it is tried: the
-// kernel runs on random values with all threads and with one, and only if every bit agrees it may use one. The values
-// are dense random ones because an order of additions does not show in zeros.
+// kernel runs on made-up values (trial.h) with all threads and with one, and only if every bit agrees it may use one.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -23,6 +22,8 @@ class ThreadChoice {
   // the same bits on one thread. Call on the thread that is to run it, outside of any KernelMemory scope. `run_ticks`:
   // how long the kernel takes.
   void try_once(OpEntry& entry, const torch::jit::Stack& arguments, uint32_t run_ticks);
+  // Without a trial, for a kernel that is made so that threads change nothing.
+  void accept() noexcept;
   // Whether this run should use one thread. `caller_waits`: nobody needs the other cores.
   bool prefers_one(bool caller_waits) const noexcept;
   void note(bool one_thread, uint64_t ticks) noexcept;

@@ -1,6 +1,8 @@
 // What the eager layer knows about one operator: its schema, boiled down, and its policy. Made once an operator.
 #pragma once
 
+#include "eager/product_operands.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <atomic>
@@ -36,8 +38,9 @@ struct OpEntry {
   bool needs_gil = false;        // its kernel takes the GIL, so nobody may hold the stream while it runs inline
   bool bumps_versions = false;   // in place on a list: nothing above the kernel counts the writes for autograd
   bool tries_one_thread = false; // its small kernels wake all threads, and may not need to; see one_thread.h
-  int8_t host_result = -1;       // this return stays on the CPU
-  uint32_t random_draws = 1;     // how many random operators it stands for
+  ProductKind product = ProductKind::None;
+  int8_t host_result = -1;   // this return stays on the CPU
+  uint32_t random_draws = 1; // how many random operators it stands for
 
   std::optional<c10::FunctionSchema> foreign_schema; // when `foreign`
 

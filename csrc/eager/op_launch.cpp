@@ -132,14 +132,26 @@ void OpLaunch::call_kernel() {
   }
   follow_thread_settings(own_thread_count_);
   const Stream* const stream = executed_stream();
-  const bool one_thread = entry_->tries_one_thread && record_ &&
-                          record_->threads.prefers_one(/*caller_waits=*/stream != nullptr && stream->awaited());
+  const auto own_product = entry_->product != ProductKind::None && record_
+                               ? record_->products.covered(entry_->product, stack_)
+                               : std::nullopt;
+  // What is known about threads is about the kernel that the record prefers.
+  const bool threads_known =
+      entry_->tries_one_thread && record_ && own_product.has_value() == record_->products.has_own();
+  const bool one_thread =
+      threads_known && record_->threads.prefers_one(/*caller_waits=*/stream != nullptr && stream->awaited());
   OneThread scope(one_thread);
   if (one_thread) {
     launch_counters().one_thread_runs.fetch_add(1, std::memory_order_relaxed);
   }
   const auto start = c10::getApproximateTime();
-  entry_->op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
+  if (own_product) {
+    stack_.clear();
+    stack_.emplace_back(own_product->multiply(record_->products.order()));
+    launch_counters().own_products.fetch_add(1, std::memory_order_relaxed);
+  } else {
+    entry_->op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
+  }
   if (C10_UNLIKELY(narrowing())) {
     narrow_all(stack_);
     for (const auto& tensor : written_) {
@@ -156,7 +168,14 @@ void OpLaunch::run() {
   c10::AutoGradMode grad_mode(grad_mode_);
   if (entry_->tries_one_thread) {
     follow_thread_settings(own_thread_count_);
-    record_->threads.try_once(*entry_, stack_, record_->run_ticks.load(std::memory_order_relaxed));
+    if (entry_->product != ProductKind::None) {
+      record_->products.try_once(entry_->op, entry_->product, stack_);
+    }
+    if (record_->products.has_own()) {
+      record_->threads.accept(); // its results do not depend on how it is shared out
+    } else {
+      record_->threads.try_once(*entry_, stack_, record_->run_ticks.load(std::memory_order_relaxed));
+    }
   }
   {
     memory::KernelMemory kernel_memory(prepared_.data(), prepared_.size());

@@ -76,6 +76,7 @@ struct LaunchCounters {
   std::atomic<uint64_t> enqueued{0};
   std::atomic<uint64_t> result_copies{0};   // results that a kernel put elsewhere and that had to be moved
   std::atomic<uint64_t> one_thread_runs{0}; // kernels that could have had more threads; see one_thread.h
+  std::atomic<uint64_t> own_products{0};    // matrix products by our own kernels; see product_choice.h
 };
 LaunchCounters& launch_counters();
 

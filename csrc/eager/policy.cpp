@@ -165,6 +165,9 @@ void apply_policy(OpEntry& entry) {
   entry.tries_one_thread = space == "aten" && !entry.always_inline && !entry.random &&
                            (entry.op.hasTag(at::Tag::pointwise) || base.starts_with("_foreach_") ||
                             base.starts_with("_fused_adam") || split_when_small().contains(base));
+  if (entry.op.operator_name().overload_name.empty()) {
+    entry.product = product_kind(full);
+  }
   entry.bumps_versions = base.starts_with("_foreach_") && base.ends_with('_');
   if (base == "_pack_padded_sequence") {
     entry.host_result = 1; // batch_sizes is read by the host, on every device

@@ -6,6 +6,7 @@
 
 #include "eager/one_thread.h"
 #include "eager/op_entry.h"
+#include "eager/product_choice.h"
 
 #include <ATen/core/ivalue.h>
 #include <c10/core/ScalarType.h>
@@ -79,6 +80,7 @@ struct Record : c10::intrusive_ptr_target {
   std::vector<uint32_t> own_memory;   // specs that get a block of their own, in the order in which the kernel allocates
   std::atomic<uint32_t> run_ticks{0}; // how long the kernel takes, in ticks of c10's approximate clock; moving average
   ThreadChoice threads;
+  ProductChoice products;
 
   // Call when all specs are there.
   void finish();

@@ -1,5 +1,6 @@
 #include "graph/step.h"
 
+#include "eager/out_product.h"
 #include "graph/kernel_function.h"
 
 #include <ATen/EmptyTensor.h>
@@ -98,13 +99,23 @@ c10::IValue value_of(const OperatorStep::Argument& argument, Frame& frame, uint3
 
 } // namespace
 
+OperatorStep::OperatorStep(const c10::OperatorHandle& op)
+    : op(op),
+      product(
+          op.operator_name().overload_name == "out" ? eager::product_kind(op.operator_name().name)
+                                                    : eager::ProductKind::None) {}
+
 void OperatorStep::run(Frame& frame) const {
   torch::jit::Stack stack;
   stack.reserve(arguments.size());
   for (const auto& argument : arguments) {
     stack.push_back(value_of(argument, frame, draw));
   }
-  op.callBoxed(&stack);
+  if (product != eager::ProductKind::None && eager::multiply_by_own_kernel(op, product, stack)) {
+    stack.erase(stack.begin(), stack.end() - 1); // what was written is the result
+  } else {
+    op.callBoxed(&stack);
+  }
   size_t next = 0;
   const auto keep = [&](const at::Tensor& tensor) {
     if (next < results.size()) {

@@ -2,6 +2,7 @@
 // step a statement, executed without Python.
 #pragma once
 
+#include "eager/product_operands.h"
 #include "graph/integer_expression.h"
 
 #include <ATen/core/Generator.h>
@@ -92,8 +93,9 @@ struct OperatorStep final : Step {
     IntegerTuple integers;
     std::vector<std::optional<Slot>> slots; // Tensors, OptionalTensors
   };
-  explicit OperatorStep(const c10::OperatorHandle& op) : op(op) {}
+  explicit OperatorStep(const c10::OperatorHandle& op);
   c10::OperatorHandle op;
+  eager::ProductKind product; // of the out= form of an operator that multiplies matrices
   std::vector<Argument> arguments;
   std::vector<Slot> results; // lists and tuples lie flat
   uint32_t draw = 0;         // which random operator of the graph this is
