@@ -372,6 +372,34 @@ def test_nan_stays_in_its_row() -> None:
     assert torch.equal(out.isnan().cpu(), expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("garbage", [math.nan, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_see_nothing_may_hold_anything(garbage: float, dtype: torch.dtype) -> None:
+    """What stands in padded queries, and what comes back for them, is in no gradient; theirs is 0."""
+    case = Case("padding", mask=leaves_rows_empty, dtype=dtype)
+    host = [x.detach().cpu().double() for x in case.tensors()]
+    weights = torch.randn(2, 4, 200, 16).to(dtype).double()
+    positions = torch.arange(200)
+    empty = (positions >= 150) | (positions < 9)
+    host[0][:, :, empty] = 0.0
+    weights[:, :, empty] = 0.0
+    host = [x.requires_grad_() for x in host]
+    expected, _ = plain_attention(*host, None, leaves_rows_empty)
+    expected_grads = torch.autograd.grad(expected, host, weights)
+
+    query, key, value = (x.detach().clone() for x in host)
+    query[:, :, empty] = garbage
+    weights[:, :, empty] = garbage
+    tensors = [x.to("neuron", dtype).requires_grad_() for x in (query, key, value)]
+    out = compiled()(*tensors, block_mask=case.block_mask())
+    grads = torch.autograd.grad(out, tensors, weights.to("neuron", dtype))
+    assert torch.equal(out[:, :, empty].cpu(), torch.zeros(2, 4, int(empty.sum()), 16, dtype=dtype))
+    assert torch.equal(grads[0][:, :, empty].cpu(), torch.zeros(2, 4, int(empty.sum()), 16, dtype=dtype))
+    for grad, wanted in zip(grads, expected_grads, strict=True):
+        assert (grad.cpu() - wanted).abs().max() <= case.tolerance * wanted.abs().max()
+
+
 def columns_are_even(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
     return kv % 2 == 0
 
@@ -493,6 +521,71 @@ def test_decoding_reads_no_more_than_it_needs() -> None:
     torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(aux.lse.cpu().double(), logsumexp, rtol=0, atol=1e-5)
     torch.testing.assert_close(aux.max_scores.cpu().double(), scores.amax(-1), rtol=0, atol=1e-5)
+
+
+def first_part_and_every_third(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+    return (kv < 700) | ((kv % 3 == 0) & (kv < 4000 - h * 1000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("plain", batch=1, heads=2, key_heads=1, queries=1, keys=5000, logsumexp=True),
+        Case("few_queries", heads=2, key_heads=2, queries=3, keys=2500, features=64, value_features=24),
+        Case(
+            "mask",
+            mask=first_part_and_every_third,
+            mask_batch_and_heads=(None, 4),
+            queries=1,
+            keys=5000,
+            block=128,
+            logsumexp=True,
+        ),
+        Case(
+            "score",
+            score=lambda t: lambda s, b, h, q, kv: torch.where(kv >= 2048, s + t[kv], -math.inf),
+            captured=((4500,),),
+            queries=2,
+            keys=4500,
+            logsumexp=True,
+        ),
+        Case("bfloat16", queries=1, keys=3000, features=64, value_features=64, dtype=torch.bfloat16),
+    ],
+    ids=lambda case: case.name,
+)
+def test_decoding_splits_the_keys(case: Case) -> None:
+    """Few queries and many keys are computed in parts, of which some may see nothing."""
+    case.check()
+
+
+@pytest.mark.slow
+def test_the_number_of_threads_changes_no_bit_of_a_split() -> None:
+    query = torch.randn(1, 2, 1, 64, device="neuron")
+    key, value = (torch.randn(1, 2, 9000, 64, device="neuron") for _ in range(2))
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            torch._dynamo.reset()
+            with torch.no_grad():
+                results.append(compiled()(query, key, value).cpu())
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.slow
+def test_a_part_with_nan_makes_its_row_nan() -> None:
+    query, key, value = (x.detach() for x in Case("nan", queries=1, keys=4000).tensors())
+    key[1, 2, 3500, 3] = math.nan
+    out, aux = compiled()(query, key, value, return_aux=AuxRequest(lse=True))
+    expected = torch.zeros(out.shape, dtype=torch.bool)
+    expected[1, 2] = True
+    assert torch.equal(out.isnan().cpu(), expected)
+    assert torch.equal(aux.lse.isnan().cpu(), expected[..., 0])
 
 
 @pytest.mark.parametrize(

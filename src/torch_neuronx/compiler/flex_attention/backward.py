@@ -18,6 +18,7 @@ from .inputs import (
     Modifications,
     check_dtypes,
     check_kernel_options,
+    common_arguments,
     lambda_over_tile,
     realize,
     realize_rows,
@@ -133,9 +134,7 @@ def lower_backward(
   const auto store_captured = {store_captured(writer)};
   const std::vector<int64_t> captured_sizes{{{", ".join(sizes)}}};
   flex::BackwardArguments<scalar_t> arguments;
-  arguments.query = {writer.tensor("query")};
-  arguments.key = {writer.tensor("key")};
-  arguments.value = {writer.tensor("value")};
+  {common_arguments(writer, mask, _TABLES, query, value, scale)}
   arguments.out = {writer.tensor("out")};
   arguments.grad_out = {writer.tensor("grad_out")};
   arguments.logsumexp = {writer.pointer("logsumexp")};
@@ -143,18 +142,6 @@ def lower_backward(
   arguments.grad_query = {writer.tensor("grad_query")};
   arguments.grad_key = {writer.tensor("grad_key")};
   arguments.grad_value = {writer.tensor("grad_value")};
-  arguments.batches = {number(batch)};
-  arguments.heads = {number(heads)};
-  arguments.heads_per_key_head = arguments.heads / {number(key_heads)};
-  arguments.query_length = {number(query_length)};
-  arguments.key_length = {number(key_length)};
-  arguments.features = {number(features)};
-  arguments.value_features = {number(value_features)};
-  arguments.partial = {writer.table("q_num_blocks", "q_indices")};
-  arguments.full = {writer.table("full_q_num_blocks", "full_q_indices")};
-  arguments.query_block = {mask.query_block};
-  arguments.key_block = {mask.key_block};
-  arguments.scale = {float(scale)!r};
   arguments.captured_sizes = captured_sizes.data();
   arguments.captured_count = captured_sizes.size();
   flex::backward(arguments, score_mod, mask_mod, joint_mod, store_captured);

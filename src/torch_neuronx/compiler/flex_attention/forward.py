@@ -13,6 +13,7 @@ from .inputs import (
     Modifications,
     check_dtypes,
     check_kernel_options,
+    common_arguments,
     realize_rows,
 )
 from .template import FlexTemplate, KernelWriter, fixed_layout
@@ -42,8 +43,8 @@ def lower_forward(
     mask = BlockMaskInputs.of(block_mask)
     modifications = Modifications(device, score_graph, mask.mask_graph, score_captured, mask_captured)
     query, key, value = (realize_rows(x) for x in (query, key, value))
-    batch, heads, query_length, features = query.get_size()
-    key_batch, key_heads, key_length, value_features = value.get_size()
+    batch, heads, query_length, _ = query.get_size()
+    key_batch, _, key_length, value_features = value.get_size()
     mask.check_covers(batch, heads, query_length, key_length)
 
     out_size = [batch, heads, query_length, value_features]
@@ -56,31 +57,16 @@ def lower_forward(
     }
 
     def write(writer: KernelWriter) -> str:
-        number = writer.number
         return f"""
   using scalar_t = {writer.dtype("query")};
   const auto score_mod = {modifications.score_mod(writer)};
   const auto mask_mod = {modifications.mask_mod(writer)};
   flex::ForwardArguments<scalar_t> arguments;
-  arguments.query = {writer.tensor("query")};
-  arguments.key = {writer.tensor("key")};
-  arguments.value = {writer.tensor("value")};
+  {common_arguments(writer, mask, _TABLES, query, value, scale)}
   arguments.out = {writer.tensor("out")};
   arguments.logsumexp = {writer.pointer("logsumexp")};
   arguments.max_scores = {writer.pointer("max_scores")};
-  arguments.batches = {number(batch)};
-  arguments.heads = {number(heads)};
-  arguments.heads_per_key_head = arguments.heads / {number(key_heads)};
-  arguments.query_length = {number(query_length)};
-  arguments.key_length = {number(key_length)};
-  arguments.features = {number(features)};
-  arguments.value_features = {number(value_features)};
-  arguments.key_batches = {number(key_batch)};
-  arguments.partial = {writer.table("kv_num_blocks", "kv_indices")};
-  arguments.full = {writer.table("full_kv_num_blocks", "full_kv_indices")};
-  arguments.query_block = {mask.query_block};
-  arguments.key_block = {mask.key_block};
-  arguments.scale = {float(scale)!r};
+  arguments.key_batches = {writer.number(key_batch)};
   flex::forward(arguments, score_mod, mask_mod);
 """
 

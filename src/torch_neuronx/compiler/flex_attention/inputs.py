@@ -175,3 +175,30 @@ def lambda_over_tile(first: str, prologue: str, code: str, last: str = "") -> st
     )
     scalars = "const int32_t* batch = &batch_index;\nconst int32_t* head = &head_index;"
     return f"[&]({parameters}) {{\n{scalars}\n{prologue}\n{code}\n}}"
+
+
+def common_arguments(
+    writer: KernelWriter, mask: BlockMaskInputs, tables: Sequence[str], query: Any, value: Any, scale: float
+) -> str:
+    """C++ that fills in flex::Attention, of which both kernels' arguments are made; `tables` as in BlockMaskInputs."""
+    batch, heads, query_length, features = query.get_size()
+    _, key_heads, key_length, value_features = value.get_size()
+    count, index, full_count, full_index = tables
+    fields = {
+        "query": writer.tensor("query"),
+        "key": writer.tensor("key"),
+        "value": writer.tensor("value"),
+        "batches": writer.number(batch),
+        "heads": writer.number(heads),
+        "heads_per_key_head": f"arguments.heads / {writer.number(key_heads)}",
+        "query_length": writer.number(query_length),
+        "key_length": writer.number(key_length),
+        "features": writer.number(features),
+        "value_features": writer.number(value_features),
+        "partial": writer.table(count, index),
+        "full": writer.table(full_count, full_index),
+        "query_block": str(mask.query_block),
+        "key_block": str(mask.key_block),
+        "scale": repr(float(scale)),
+    }
+    return "\n  ".join(f"arguments.{name} = {code};" for name, code in fields.items())

@@ -12,16 +12,12 @@ namespace flex {
 namespace {
 
 template <typename scalar_t>
-struct BackwardArguments {
-  Tensor<const scalar_t> query, key, value, out, grad_out;
+struct BackwardArguments : Attention<scalar_t> {
+  Tensor<const scalar_t> out, grad_out;
   const float* logsumexp;      // [batch, head, query], contiguous, base 2
   const float* grad_logsumexp; // the same, or null
   // Without data if nobody wants them. Gradients of keys and values have the batch of the queries.
   Tensor<scalar_t> grad_query, grad_key, grad_value;
-  int64_t batches, heads, heads_per_key_head, query_length, key_length, features, value_features;
-  BlockTable partial, full; // rows are blocks of keys, entries are blocks of queries
-  int64_t query_block, key_block;
-  float scale;
   const int64_t* captured_sizes; // elements of each captured tensor that has a gradient
   int64_t captured_count;
 };
@@ -202,12 +198,25 @@ class Backward {
           // A row that sees no key gets weights of 0.
           const float logsumexp = a_.logsumexp[row];
           logsumexp_.get()[row] = logsumexp == -kInfinity ? kInfinity : logsumexp * kLn2;
+          if (logsumexp == -kInfinity) {
+            forget_row(head_index, tile.begin + i);
+          }
           if (wants_grad_query()) {
             std::fill_n(grad_query_row(batch, head, tile.begin + i), a_.features, 0.0f);
           }
         }
       }
     });
+  }
+
+  // A row that sees no key adds nothing to the gradients of keys and values, not even 0 times NaN.
+  void forget_row(int64_t head_index, int64_t position) const {
+    for (int64_t feature = 0; feature < a_.features; ++feature) {
+      queries_.get()[(head_index * a_.features + feature) * ld_ + position] = 0.0f;
+    }
+    for (int64_t feature = 0; feature < a_.value_features; ++feature) {
+      grads_out_.get()[(head_index * a_.value_features + feature) * ld_ + position] = 0.0f;
+    }
   }
 
   bool wants_grad_query() const { return a_.grad_query.data != nullptr; }

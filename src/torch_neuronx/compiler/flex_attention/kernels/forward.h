@@ -1,27 +1,27 @@
 // Block-sparse attention with an online softmax. A unit of work is one tile of queries of one head; units are shared
 // out by their cost, and each one is computed by one thread, so results don't depend on the number of threads.
+// Decoding has few tiles and many keys. There a unit is a part of a tile's keys, and the parts are joined in the end.
 #pragma once
 
 namespace flex {
 namespace {
 
 template <typename scalar_t>
-struct ForwardArguments {
-  Tensor<const scalar_t> query, key, value;
+struct ForwardArguments : Attention<scalar_t> {
   Tensor<scalar_t> out;
   float* logsumexp; // [batch, head, query], contiguous, as max_scores; null if nobody reads it
   float* max_scores;
-  int64_t batches, heads, heads_per_key_head, query_length, key_length, features, value_features;
   int64_t key_batches;
-  BlockTable partial, full;
-  int64_t query_block, key_block;
-  float scale;
 };
 
 constexpr int64_t kForwardQueryTile = 128;
 constexpr int64_t kForwardKeyTile = 256;
 // Up to this many queries, scores are dot products: arranging the keys for a matrix product would cost more.
 constexpr int64_t kFewQueries = 4;
+// With fewer tiles than this, a tile of few queries is split into units of this many keys. (Not by the number of
+// threads: that would change results.)
+constexpr int64_t kFewTiles = 256;
+constexpr int64_t kKeysOfPart = 1024;
 // Keys are arranged for the matrix product once for all tiles if each is used at least this often.
 constexpr int64_t kUsesToPrepareAll = 2;
 
@@ -70,6 +70,45 @@ class PreparedKeys {
   Buffer<float> keys_, values_;
 };
 
+// What is known of rows of results after a part of their keys: the largest score, the sum of the weights relative to
+// it, and the weighted sum of the values.
+class PartialRows {
+ public:
+  PartialRows(int64_t rows, int64_t features)
+      : features_(features), maxima_(rows), sums_(rows), values_(rows * features) {}
+
+  void keep(int64_t row, float maximum, float sum, const float* values) const {
+    maxima_.get()[row] = maximum;
+    sums_.get()[row] = sum;
+    std::copy_n(values, features_, values_.get() + row * features_);
+  }
+
+  // Joins rows first, first + step, ...; returns their largest score and sum, and writes their values.
+  std::pair<float, float> join(int64_t first, int64_t step, int64_t parts, float* values) const {
+    float maximum = -kInfinity;
+    for (int64_t part = 0; part < parts; ++part) {
+      const float other = maxima_.get()[first + part * step];
+      maximum = other > maximum || std::isnan(other) ? other : maximum;
+    }
+    const float reference = maximum == -kInfinity ? 0.0f : maximum;
+    float sum = 0.0f;
+    std::fill_n(values, features_, 0.0f);
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t row = first + part * step;
+      const float weight = std::exp(maxima_.get()[row] - reference);
+      sum += weight * sums_.get()[row];
+      at::vec::map2<float>(
+          [weight](const Vec& x, const Vec& y) { return at::vec::fmadd(Vec(weight), y, x); }, values, values,
+          values_.get() + row * features_, features_);
+    }
+    return {maximum, sum};
+  }
+
+ private:
+  int64_t features_;
+  Buffer<float> maxima_, sums_, values_;
+};
+
 template <typename scalar_t, typename ScoreMod, typename MaskMod>
 class Forward {
  public:
@@ -80,38 +119,46 @@ class Forward {
         tiles_(cut_into_tiles(a_.query_length, a_.query_block, kForwardQueryTile)) {}
 
   void run() const {
-    const auto tiles = static_cast<int64_t>(tiles_.size());
+    const std::vector<Unit> units = cut_into_units();
     std::vector<int64_t> costs;
-    costs.reserve(a_.batches * a_.heads * tiles);
+    costs.reserve(units.size());
     int64_t key_uses = 0;
-    for (int64_t batch = 0; batch < a_.batches; ++batch) {
-      for (int64_t head = 0; head < a_.heads; ++head) {
-        for (const Tile& tile : tiles_) {
-          const int64_t keys = (a_.partial.blocks(batch, head, tile.block) + a_.full.blocks(batch, head, tile.block)) *
-                               std::min(a_.key_block, a_.key_length);
-          key_uses += tile.size > kFewQueries ? keys : 0;
-          costs.push_back(tile.size * (keys + 1));
-        }
-      }
+    int64_t part_rows = 0;
+    for (const Unit& unit : units) {
+      key_uses += unit.tile->size > kFewQueries ? unit.keys : 0;
+      costs.push_back(unit.tile->size * (unit.keys + 1));
+      part_rows += unit.parts > 1 ? unit.tile->size : 0;
     }
     const int64_t key_heads = a_.heads / a_.heads_per_key_head;
     const bool prepare = key_uses >= kUsesToPrepareAll * a_.key_batches * key_heads * a_.key_length;
     const PreparedKeys<scalar_t> prepared(a_, prepare);
+    const PartialRows partial(part_rows, a_.value_features);
 
-    const int64_t threads = std::min<int64_t>(available_threads(), static_cast<int64_t>(costs.size()));
+    const int64_t threads = std::min<int64_t>(available_threads(), static_cast<int64_t>(units.size()));
     const std::vector<int64_t> cuts = cut_by_cost(costs, std::max<int64_t>(threads, 1));
     at::parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
       Scratch scratch(a_, !prepare);
       for (int64_t unit = cuts[first]; unit < cuts[last]; ++unit) {
-        const int64_t head_index = unit / tiles;
-        compute(
-            head_index / a_.heads, head_index % a_.heads, tiles_[unit % tiles], prepare ? &prepared : nullptr, scratch);
+        compute(units[unit], prepare ? &prepared : nullptr, partial, scratch);
       }
       at::native::cpublas::brgemm_release(/*is_vnni=*/false);
     });
+    if (part_rows > 0) {
+      for (const Unit& unit : units) {
+        if (unit.parts > 1 && unit.part == 0) {
+          join(unit, partial);
+        }
+      }
+    }
   }
 
  private:
+  // One of `parts` parts of the keys that a tile sees; `row`: its first one among PartialRows.
+  struct Unit {
+    const Tile* tile;
+    int64_t batch, head, keys, part, parts, row;
+  };
+
   struct Scratch {
     Buffer<float> scores, sums, maxima, accumulator, query, keys, values;
     Buffer<int32_t> query_positions, key_positions;
@@ -129,13 +176,40 @@ class Forward {
           key_positions(kForwardKeyTile) {}
   };
 
+  std::vector<Unit> cut_into_units() const {
+    std::vector<Unit> units;
+    const bool split = a_.batches * a_.heads * static_cast<int64_t>(tiles_.size()) < kFewTiles;
+    int64_t row = 0;
+    for (int64_t batch = 0; batch < a_.batches; ++batch) {
+      for (int64_t head = 0; head < a_.heads; ++head) {
+        for (const Tile& tile : tiles_) {
+          const int64_t keys = (a_.partial.blocks(batch, head, tile.block) + a_.full.blocks(batch, head, tile.block)) *
+                               std::min(a_.key_block, a_.key_length);
+          const bool splits = split && tile.size <= kFewQueries && keys > kKeysOfPart;
+          const int64_t parts = splits ? (keys + kKeysOfPart - 1) / kKeysOfPart : 1;
+          for (int64_t part = 0; part < parts; ++part) {
+            units.push_back({&tile, batch, head, keys / parts, part, parts, row});
+            row += parts > 1 ? tile.size : 0;
+          }
+        }
+      }
+    }
+    return units;
+  }
+
   void compute(
-      int64_t batch, int64_t head, const Tile& tile, const PreparedKeys<scalar_t>* prepared, Scratch& scratch) const {
+      const Unit& unit, const PreparedKeys<scalar_t>* prepared, const PartialRows& partial, Scratch& scratch) const {
+    const Tile& tile = *unit.tile;
+    const int64_t batch = unit.batch;
+    const int64_t head = unit.head;
     const int64_t key_head = head / a_.heads_per_key_head;
     const int64_t key_batch = a_.key_batches == 1 ? 0 : batch;
     scratch.runs.clear();
     append_runs(scratch.runs, a_.partial, true, batch, head, tile.block, a_.key_block, a_.key_length);
     append_runs(scratch.runs, a_.full, false, batch, head, tile.block, a_.key_block, a_.key_length);
+    if (unit.parts > 1) {
+      keep_positions(scratch.runs, unit.part * kKeysOfPart, kKeysOfPart);
+    }
 
     const Matrix query = as_float(
         a_.query.row(batch, head, tile.begin), a_.query.row_stride, tile.size, a_.features, scratch.query.get());
@@ -160,7 +234,25 @@ class Forward {
       }
     }
     for (int64_t i = 0; i < tile.size; ++i) {
-      finish(batch, head, tile.begin + i, i, add, scratch);
+      float* row = scratch.accumulator.get() + i * a_.value_features;
+      if (!add) {
+        std::fill_n(row, a_.value_features, 0.0f);
+      }
+      if (unit.parts > 1) {
+        partial.keep(unit.row + i, scratch.maxima.get()[i], scratch.sums.get()[i], row);
+      } else {
+        finish(batch, head, tile.begin + i, scratch.maxima.get()[i], scratch.sums.get()[i], row);
+      }
+    }
+  }
+
+  // The result of a tile whose keys were split.
+  void join(const Unit& unit, const PartialRows& partial) const {
+    const int64_t queries = unit.tile->size;
+    Buffer<float> row(a_.value_features);
+    for (int64_t i = 0; i < queries; ++i) {
+      const auto [maximum, sum] = partial.join(unit.row + i, queries, unit.parts, row.get());
+      finish(unit.batch, unit.head, unit.tile->begin + i, maximum, sum, row.get());
     }
   }
 
@@ -247,12 +339,9 @@ class Forward {
     }
   }
 
-  void finish(int64_t batch, int64_t head, int64_t position, int64_t i, bool any, Scratch& scratch) const {
-    float* accumulator = scratch.accumulator.get() + i * a_.value_features;
+  void finish(int64_t batch, int64_t head, int64_t position, float maximum, float sum, float* accumulator) const {
     scalar_t* out = a_.out.row(batch, head, position);
-    const float sum = scratch.sums.get()[i];
-    const float maximum = scratch.maxima.get()[i];
-    if (!any || sum == 0.0f) {
+    if (sum == 0.0f) {
       std::fill_n(out, a_.value_features, scalar_t(0.0f));
     } else {
       scale_row(accumulator, 1.0f / sum, a_.value_features);

@@ -13,6 +13,7 @@
 #include <limits>
 #include <new>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace flex {
@@ -85,6 +86,17 @@ struct BlockTable {
   }
 };
 
+// What the forward and the backward kernel are given alike.
+template <typename scalar_t>
+struct Attention {
+  Tensor<const scalar_t> query, key, value;
+  int64_t batches, heads, heads_per_key_head, query_length, key_length, features, value_features;
+  // Rows are blocks of what a kernel goes through in its units of work (queries forward, keys backward).
+  BlockTable partial, full;
+  int64_t query_block, key_block;
+  float scale;
+};
+
 // Positions [begin, end) that are computed together; masked: the mask decides about each element.
 struct Run {
   int64_t begin, end;
@@ -107,6 +119,21 @@ inline void append_runs(
       runs.push_back({begin, end, masked});
     }
   }
+}
+
+// Cuts runs down to `count` positions from number `first` on, counted over all runs.
+inline void keep_positions(std::vector<Run>& runs, int64_t first, int64_t count) {
+  std::vector<Run> kept;
+  int64_t before = 0;
+  for (const Run& run : runs) {
+    const int64_t begin = std::max(run.begin, run.begin + first - before);
+    const int64_t end = std::min(run.end, run.begin + first + count - before);
+    if (begin < end) {
+      kept.push_back({begin, end, run.masked});
+    }
+    before += run.end - run.begin;
+  }
+  runs = std::move(kept);
 }
 
 // A tile's positions along one dimension, and the row of blocks it lies in.
