@@ -2,6 +2,7 @@
 
 #include "eager/op_launch.h"
 #include "eager/product_choice.h"
+#include "memory/kernel_memory.h"
 
 #include <c10/util/hash.h>
 
@@ -63,7 +64,10 @@ bool multiply_by_own_kernel(const c10::OperatorHandle& op, ProductKind kind, con
     return false;
   }
   const auto choice = choice_for(kind, *operands);
-  choice->try_once(op, kind, arguments);
+  {
+    memory::KernelMemory apart(nullptr, 0); // what a trial allocates is no allocation of the graph's
+    choice->try_once(op, kind, arguments);
+  }
   if (!choice->covered(kind, arguments)) {
     return false;
   }
