@@ -1,7 +1,7 @@
 #include "bindings/bindings.h"
-#include "device/config.h"
 #include "device/current.h"
 #include "stream/event.h"
+#include "stream/finish_launches.h"
 #include "stream/stream_pool.h"
 
 #include <c10/core/Stream.h>
@@ -20,19 +20,7 @@ Stream& find_stream(c10::StreamId id, c10::DeviceIndex device) {
 } // namespace
 
 void bind_stream(py::module& module) {
-  // Waits for everything submitted on any device; late errors stay where they are. Nothing before the first use.
-  module.def(
-      "_drain",
-      [] {
-        if (!config::is_started()) {
-          return;
-        }
-        for (int device = 0; device < config::get().device_count; ++device) {
-          for_each_stream(
-              static_cast<c10::DeviceIndex>(device), [](Stream& stream) { stream.wait(stream.submitted()); });
-        }
-      },
-      py::call_guard<py::gil_scoped_release>());
+  module.def("_drain", &finish_launches);
   // Streams are (stream_id, device_index) here; torch_neuronx.streams makes objects of them.
   module.def("current_stream", [](c10::DeviceIndex device) {
     Stream& stream = current_stream(device);

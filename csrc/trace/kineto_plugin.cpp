@@ -1,8 +1,6 @@
 #include "trace/kineto_plugin.h"
 
-#include "device/config.h"
-#include "device/gil.h"
-#include "stream/stream_pool.h"
+#include "stream/finish_launches.h"
 #include "trace/correlation.h"
 #include "trace/kineto_activities.h"
 #include "trace/ring.h"
@@ -29,18 +27,6 @@ constexpr size_t kSessionCapacity = size_t{1} << 22; // launches of one profile;
 constexpr const char* kMeasured =
     "\"Times of neuron devices are measured: the host's execution of launches on virtual NeuronCores. "
     "They are not a prediction for a chip.\"";
-
-// Waits for all launches of all devices. Late errors stay where they are.
-void finish_launches() {
-  if (!config::is_started() || config::in_bad_fork()) {
-    return;
-  }
-  without_gil([] {
-    for (int device = 0; device < config::get().device_count; ++device) {
-      for_each_stream(static_cast<c10::DeviceIndex>(device), [](Stream& stream) { stream.wait(stream.submitted()); });
-    }
-  });
-}
 
 class Session final : public libkineto::IActivityProfilerSession {
  public:

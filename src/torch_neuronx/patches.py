@@ -33,6 +33,7 @@ def install() -> None:
         _accumulate_losses_as_on_the_cpu()
         _let_flex_attention_in()
         _compile_neuron_graphs_for_neuron()
+        _package_neuron_programs_for_neuron()
 
 
 def _tell_the_thread_count() -> None:
@@ -166,24 +167,86 @@ def _compile_neuron_graphs_for_neuron() -> None:
     installed.append("torch._inductor.compile_fx.compile_fx")
 
 
+def _package_neuron_programs_for_neuron() -> None:
+    # AOTInductor has no way for a device of its own to generate code for the host. Checked on torch 2.13.0, which looks
+    # the functions up at each call.
+    def patch_compilation(module: ModuleType) -> None:
+        original = module.compile_fx_aot
+        default_inner = module.compile_fx_inner
+
+        @functools.wraps(original)
+        def compile_fx_aot(
+            model: Any, inputs: Sequence[Any], inner_compile: Any = default_inner, config_patches: Any = None
+        ) -> Any:
+            from torch_neuronx.compiler.host_inputs import is_about_neuron
+
+            if inner_compile is not default_inner or not is_about_neuron(model, inputs):
+                return original(model, inputs, inner_compile, config_patches)
+            from torch_neuronx.compiler.aot_inductor import compile_package_files
+
+            return compile_package_files(original, model, inputs, config_patches)
+
+        module.compile_fx_aot = compile_fx_aot  # type: ignore[attr-defined]
+
+    # The loader asks for facts of the device that the package is for, and so for the interface of the device.
+    def patch_loading(module: ModuleType) -> None:
+        original = module.get_device_information
+
+        @functools.wraps(original)
+        def get_device_information(device_type: str) -> dict[str, str]:
+            if device_type == DEVICE_TYPE:
+                from torch_neuronx.compiler.device_interface import register_device_interface
+
+                register_device_interface()
+            return original(device_type)
+
+        module.get_device_information = get_device_information  # type: ignore[attr-defined]
+
+    # A package's weights lie in the host's memory, and are read from there when others are given.
+    def patch_weights(module: ModuleType) -> None:
+        original = module.AOTICompiledModel.load_constants
+
+        @functools.wraps(original)
+        def load_constants(self: Any, constants_map: dict[str, torch.Tensor], **kwargs: Any) -> None:
+            if any(value.device.type == DEVICE_TYPE for value in constants_map.values()):
+                if kwargs.get("user_managed"):
+                    raise NotImplementedError("load_constants(user_managed=True) takes no neuron tensors")
+                constants_map = {name: value.cpu() for name, value in constants_map.items()}
+            original(self, constants_map, **kwargs)
+
+        module.AOTICompiledModel.load_constants = load_constants
+
+    _patch_when_imported("torch._inductor.compile_fx", patch_compilation)
+    _patch_when_imported("torch._inductor.codecache", patch_loading)
+    _patch_when_imported("torch.export.pt2_archive._package", patch_weights)
+    installed.append("torch._inductor.compile_fx.compile_fx_aot")
+    installed.append("torch._inductor.codecache.get_device_information")
+    installed.append("torch.export.pt2_archive._package.AOTICompiledModel.load_constants")
+
+
 def _patch_when_imported(name: str, patch: Callable[[ModuleType], None]) -> None:
     if name in sys.modules:
         patch(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _PatchingFinder(name, patch))
+        return
+    for finder in sys.meta_path:
+        # Two finders for one module would ask each other.
+        if isinstance(finder, _PatchingFinder) and finder.name == name:
+            finder.patches.append(patch)
+            return
+    sys.meta_path.insert(0, _PatchingFinder(name, patch))
 
 
 class _PatchingFinder(importlib.abc.MetaPathFinder):
     """Finds one module where the others find it, and patches it once it is imported."""
 
     def __init__(self, name: str, patch: Callable[[ModuleType], None]) -> None:
-        self._name = name
-        self._patch = patch
+        self.name = name
+        self.patches = [patch]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self.name:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         found = (spec for finder in others if (spec := finder.find_spec(fullname, path, target)) is not None)
@@ -193,7 +256,8 @@ class _PatchingFinder(importlib.abc.MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 run(module)
-                self._patch(module)
+                for patch in self.patches:
+                    patch(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -55,6 +55,18 @@ class _Memo:
             found = self.seen[id(value)] = (value, host_view(value))  # holds `value`, so that its id stays its own
         return found[1]
 
+    def constant(self, value: Any) -> Any:
+        """Of a real neuron tensor a copy on the host: a parameter stays one, and tied weights stay one tensor."""
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or value.device.type != DEVICE_TYPE:
+            return value
+        found = self.seen.get(id(value))
+        if found is None:
+            copied = value.detach().cpu()
+            if isinstance(value, torch.nn.Parameter):
+                copied = torch.nn.Parameter(copied, requires_grad=value.requires_grad)
+            found = self.seen[id(value)] = (value, copied)
+        return found[1]
+
     def tree(self, value: Any) -> Any:
         return pytree.tree_map(self.tensor, value)
 
@@ -128,7 +140,8 @@ def _copy_instead(gm: GraphModule, node: Node) -> None:
 
 def _copy_on_host(gm: GraphModule, memo: _Memo) -> GraphModule:
     result = GraphModule(gm, copy.deepcopy(gm.graph))  # attributes are shared with `gm`, the nodes are not
-    result.meta = dict(gm.meta)
+    # Of buffers that a program ahead of time changes, what they hold at its start is kept here.
+    result.meta = {key: memo.constant(value) for key, value in gm.meta.items()}
     for node in result.graph.nodes:
         node.args = _on_host(node.args)
         node.kwargs = _on_host(node.kwargs)
@@ -158,5 +171,5 @@ def _attribute_on_host(gm: GraphModule, target: Any, memo: _Memo) -> None:
         setattr(owner, name, _copy_on_host(value, memo))
     elif isinstance(value, FakeTensor):
         setattr(owner, name, memo.tensor(value))
-    elif isinstance(value, torch.Tensor) and value.device.type == DEVICE_TYPE:
-        setattr(owner, name, value.detach().cpu())
+    elif isinstance(value, torch.Tensor):
+        setattr(owner, name, memo.constant(value))
