@@ -26,7 +26,10 @@ def grad_fn_name(tensor: torch.Tensor) -> str:
         name = type(tensor.grad_fn).__name__
     except RuntimeError as error:  # a view whose base was written to in a way that autograd can't follow
         return first_line(error)
-    # `t[...] = number` fills on the CPU and copies on every other device; the gradient is the same.
+    # `t[...] = number` fills on the CPU and copies on every other device; the gradient is the same. Copying to integers
+    # leaves what comparisons in place gave them, filling does not.
+    if name != "NoneType" and not (tensor.is_floating_point() or tensor.is_complex()):
+        return "history of integers"
     return "CopyBackwards" if name.startswith("FillBackward") else name
 
 
