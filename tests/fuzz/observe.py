@@ -30,11 +30,21 @@ def grad_fn_name(tensor: torch.Tensor) -> str:
     # leaves what comparisons in place gave them, filling does not.
     if name != "NoneType" and not (tensor.is_floating_point() or tensor.is_complex()):
         return "history of integers"
+    # A gradient that went from one device to another was copied; on the CPU, both are one device.
+    node = tensor.grad_fn
+    while type(node).__name__ == "ToCopyBackward0":
+        node = node.next_functions[0][0]
+        name = type(node).__name__
+    if name == "AccumulateGrad":
+        return "NoneType"
     return "CopyBackwards" if name.startswith("FillBackward") else name
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:
-    return not tensor.requires_grad or grad_fn_name(tensor) == "NoneType"
+    try:
+        return not tensor.requires_grad or tensor.grad_fn is None
+    except RuntimeError:  # as in `grad_fn_name`
+        return False
 
 
 def version(tensor: torch.Tensor) -> int:
