@@ -20,6 +20,7 @@ CLAIMS = [
     "gpt_step",
     "op_call",
     "products",
+    "adaptive",
     "alloc",
     "copy_bandwidth",
     "compiled_gpt_step",

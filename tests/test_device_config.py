@@ -50,8 +50,23 @@ def test_visible_cores_win_over_the_number() -> None:
 
 
 @pytest.mark.parametrize(
+    ("environ", "mode"),
+    [
+        ({}, "strict"),
+        ({"TORCH_NEURONX_EAGER_MODE": "Verify"}, "verify"),
+        ({"TORCH_NEURONX_ENABLE_CONCATENATION": "1"}, "adaptive"),
+        ({"TORCH_NEURONX_ENABLE_CONCATENATION": "0"}, "strict"),
+        ({"TORCH_NEURONX_ENABLE_CONCATENATION": "1", "TORCH_NEURONX_EAGER_MODE": "strict"}, "strict"),
+    ],
+)
+def test_eager_mode(environ: dict[str, str], mode: str) -> None:
+    assert read_config(environ).eager_mode == mode
+
+
+@pytest.mark.parametrize(
     ("environ", "message"),
     [
+        ({"TORCH_NEURONX_EAGER_MODE": "fast"}, "TORCH_NEURONX_EAGER_MODE='fast'.*strict, adaptive, verify"),
         ({"NEURON_PLATFORM_TARGET_OVERRIDE": "h100"}, "NEURON_PLATFORM_TARGET_OVERRIDE='h100'.*trn1, trn2, trn3"),
         ({"NEURON_RT_NUM_CORES": "0"}, "NEURON_RT_NUM_CORES='0'.*at least 1"),
         ({"NEURON_RT_NUM_CORES": "-2"}, "NEURON_RT_NUM_CORES='-2'.*at least 1"),

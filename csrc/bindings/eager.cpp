@@ -3,6 +3,7 @@
 #include "bindings/bindings.h"
 
 #include "eager/boxed_kernel.h"
+#include "eager/eager_mode.h"
 #include "eager/fallback.h"
 #include "eager/op_entry.h"
 #include "eager/op_launch.h"
@@ -127,6 +128,47 @@ void set_hand_off(const std::string& when) {
                         : eager::HandOff::Measured);
 }
 
+void set_mode(const std::string& mode) {
+  TORCH_CHECK_VALUE(
+      mode == "strict" || mode == "adaptive" || mode == "verify",
+      "the eager mode is one of strict, adaptive and verify, not ", mode);
+  eager::set_eager_mode(
+      mode == "adaptive" ? eager::EagerMode::Adaptive
+      : mode == "verify" ? eager::EagerMode::Verify
+                         : eager::EagerMode::Strict);
+}
+
+const char* mode() {
+  switch (eager::eager_mode()) {
+    case eager::EagerMode::Adaptive:
+      return "adaptive";
+    case eager::EagerMode::Verify:
+      return "verify";
+    default:
+      return "strict";
+  }
+}
+
+py::dict adaptive_statistics() {
+  const auto& counters = eager::adaptive_counters();
+  py::dict result;
+  result["regions"] = counters.regions.load(std::memory_order_relaxed);
+  result["launches_in_regions"] = counters.launches_in_regions.load(std::memory_order_relaxed);
+  result["verified"] = counters.verified.load(std::memory_order_relaxed);
+  py::dict cuts;
+  for (size_t i = 0; i < eager::kCuts; ++i) {
+    cuts[eager::name_of(static_cast<eager::Cut>(i))] = counters.cuts[i].load(std::memory_order_relaxed);
+  }
+  result["cuts"] = cuts;
+  py::dict kinds;
+  for (const auto& [name, allowed] : eager::TileChoice::known()) {
+    kinds[py::str(name)] = allowed;
+  }
+  result["kinds"] = kinds;
+  result["mismatches"] = counters.mismatches.load(std::memory_order_relaxed);
+  return result;
+}
+
 py::dict launch_statistics() {
   const auto& counters = eager::launch_counters();
   const auto signatures = eager::signature_stats();
@@ -150,6 +192,9 @@ void bind_eager(py::module& module) {
   module.def("_get_executed_ops", &executed_ops);
   module.def("_get_fallback_ops", &fallback_ops);
   module.def("_clear_op_tracking", &clear_op_tracking);
+  module.def("_set_eager_mode", &set_mode);
+  module.def("_eager_mode", &mode);
+  module.def("_adaptive_statistics", &adaptive_statistics);
   module.def("_launch_statistics", &launch_statistics);
   module.def("_set_hand_off", &set_hand_off);
   module.def("_set_fallbacks_forbidden", &eager::set_fallbacks_forbidden);

@@ -14,6 +14,8 @@
 
 namespace neuron::eager {
 
+struct TileForm;
+
 struct OpEntry {
   explicit OpEntry(const c10::OperatorHandle& handle);
 
@@ -39,8 +41,9 @@ struct OpEntry {
   bool bumps_versions = false;   // in place on a list: nothing above the kernel counts the writes for autograd
   bool tries_one_thread = false; // its small kernels wake all threads, and may not need to; see one_thread.h
   ProductKind product = ProductKind::None;
-  int8_t host_result = -1;   // this return stays on the CPU
-  uint32_t random_draws = 1; // how many random operators it stands for
+  const TileForm* tile_form = nullptr; // for an element-wise operator that regions can hold; see tile_region.h
+  int8_t host_result = -1;             // this return stays on the CPU
+  uint32_t random_draws = 1;           // how many random operators it stands for
 
   std::optional<c10::FunctionSchema> foreign_schema; // when `foreign`
 

@@ -3,6 +3,7 @@
 #include "eager/alias.h"
 #include "eager/launch_generator.h"
 #include "eager/narrowing.h"
+#include "eager/region_launch.h"
 #include "eager/thread_settings.h"
 #include "memory/guard_pages.h"
 #include "stream/stream.h"
@@ -197,6 +198,45 @@ void OpLaunch::run() {
   if (C10_UNLIKELY(!misplaced_.empty())) {
     move_misplaced();
   }
+}
+
+size_t OpLaunch::run_with(const QueuedLaunches& queued) {
+  if (C10_LIKELY(eager_mode() == EagerMode::Strict) || !for_tiles()) {
+    run();
+    return 0;
+  }
+  if (!entry_->tile_form->list) { // alone it gains nothing
+    const auto* const next = queued.size() > 0 ? dynamic_cast<const OpLaunch*>(&queued[0]) : nullptr;
+    if (next == nullptr || !next->for_tiles()) {
+      run();
+      return 0;
+    }
+  }
+  return run_region(*this, queued);
+}
+
+bool OpLaunch::for_tiles() const {
+  return entry_->tile_form != nullptr && record_ && !narrowing();
+}
+
+bool OpLaunch::append_tile_steps(std::vector<TileStep>& steps) {
+  if (!for_tiles()) {
+    return false;
+  }
+  follow_thread_settings(own_thread_count_);
+  record_->tiles.find_out(entry_->op, *entry_->tile_form, stack_);
+  if (!record_->tiles.allowed()) {
+    return false;
+  }
+  const auto result = [this](size_t index, const at::Tensor& like) -> void* {
+    const auto* block = prepared_for(index);
+    const TensorSpec& spec = record_->specs[index];
+    const bool fits = block != nullptr && spec.kind == TensorSpec::Kind::Fresh && spec.offset == 0 &&
+                      spec.dtype == like.scalar_type() && same(like.sizes(), spec.sizes) &&
+                      same(like.strides(), spec.strides);
+    return fits ? block->allocation.ptr : nullptr;
+  };
+  return append_steps(*entry_->tile_form, record_->tiles.variant(), stack_, result, steps);
 }
 
 void OpLaunch::check_result(size_t index, const at::Tensor& result) {

@@ -3,6 +3,7 @@
 
 #include "device/generator.h"
 #include "eager/signature.h"
+#include "eager/tile_form.h"
 #include "memory/kernel_memory.h"
 #include "stream/launch.h"
 
@@ -34,12 +35,18 @@ class OpLaunch final : public LaunchPayload {
   void call_kernel();
   // On the executor: calls the kernel and checks its results against the record, copying those that landed elsewhere.
   void run() override;
+  size_t run_with(const QueuedLaunches& queued) override;
   void release() noexcept override;
 
   torch::jit::Stack& results() { return stack_; }
   // The alias of the i-th tensor of the scanned call; null for CPU tensors.
   const c10::TensorImpl* alias(size_t tensor) const { return tensor < bound_ ? aliases_[tensor].get() : nullptr; }
   size_t alias_count() const { return bound_; }
+  // Whether its operator is known as steps over tiles.
+  bool for_tiles() const;
+  // Appends what the launch is as steps over tiles. False: it is none, or tiles would give other bits.
+  bool append_tile_steps(std::vector<TileStep>& steps);
+  Record* record() const { return record_.get(); }
   std::vector<memory::PreparedBlock>& prepared() { return prepared_; }
   const memory::PreparedBlock* prepared_for(size_t spec) const;
   // The prepared block that begins at `data`, or null.

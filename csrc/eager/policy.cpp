@@ -1,5 +1,7 @@
 #include "eager/policy.h"
 
+#include "eager/tile_form.h"
+
 #include <ATen/core/enum_tag.h>
 
 #include <algorithm>
@@ -168,6 +170,7 @@ void apply_policy(OpEntry& entry) {
   if (entry.op.operator_name().overload_name.empty()) {
     entry.product = product_kind(full);
   }
+  entry.tile_form = tile_form(entry.name);
   entry.bumps_versions = base.starts_with("_foreach_") && base.ends_with('_');
   if (base == "_pack_padded_sequence") {
     entry.host_result = 1; // batch_sizes is read by the host, on every device

@@ -7,6 +7,7 @@
 #include "eager/one_thread.h"
 #include "eager/op_entry.h"
 #include "eager/product_choice.h"
+#include "eager/tile_choice.h"
 
 #include <ATen/core/ivalue.h>
 #include <c10/core/ScalarType.h>
@@ -81,6 +82,7 @@ struct Record : c10::intrusive_ptr_target {
   std::atomic<uint32_t> run_ticks{0}; // how long the kernel takes, in ticks of c10's approximate clock; moving average
   ThreadChoice threads;
   ProductChoice products;
+  TileChoice tiles;
 
   // Call when all specs are there.
   void finish();

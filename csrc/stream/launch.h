@@ -5,16 +5,35 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
 namespace neuron {
+
+struct LaunchPayload;
+
+// The launches that are queued behind one that is about to run, the next one first.
+class QueuedLaunches {
+ public:
+  virtual size_t size() const noexcept = 0;
+  virtual LaunchPayload& operator[](size_t index) const noexcept = 0;
+
+ protected:
+  ~QueuedLaunches() = default;
+};
 
 // What a layer above keeps in a slot between uses (for example the boxed arguments of an ATen op).
 struct LaunchPayload {
   virtual ~LaunchPayload() = default;
   // Runs on the stream's executor thread (or on the caller's, inline). May throw: the stream keeps the error.
   virtual void run() = 0;
+  // Runs this launch and as many as it takes along of those queued behind it, in order; returns how many it took along.
+  // When it throws, these have not begun.
+  virtual size_t run_with(const QueuedLaunches&) {
+    run();
+    return 0;
+  }
   // Drops what the run needed; must not throw. Called after run, on the same thread, also when run threw.
   virtual void release() noexcept = 0;
 };

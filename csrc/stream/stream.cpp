@@ -173,28 +173,62 @@ void Stream::executor_main() {
     if (submitted_.load(std::memory_order_acquire) < seq) {
       return; // stopping, and everything is done
     }
-    run_slot(ring_[seq % kRingSize], seq);
+    seq = run_from(seq);
     finish(seq);
     ++seq;
   }
 }
 
+uint64_t Stream::run_from(uint64_t seq) noexcept {
+  class Behind final : public QueuedLaunches {
+   public:
+    Behind(Stream& stream, uint64_t seq) : stream_(stream), seq_(seq) {}
+    size_t size() const noexcept override { return static_cast<size_t>(stream_.submitted() - seq_); }
+    LaunchPayload& operator[](size_t index) const noexcept override {
+      return *stream_.ring_[(seq_ + 1 + index) % kRingSize].active;
+    }
+
+   private:
+    Stream& stream_;
+    uint64_t seq_;
+  };
+
+  Slot& slot = ring_[seq % kRingSize];
+  const int64_t started = trace::enabled() ? trace::now_ticks() : 0;
+  size_t along = 0;
+  try {
+    along = slot.active->run_with(Behind(*this, seq));
+  } catch (...) {
+    late_error_.keep(std::make_shared<LateError>(std::current_exception(), slot.source, unwrap().device()), seq);
+  }
+  retire(slot, started);
+  // What was taken along has no time of its own.
+  for (const uint64_t last = seq + along; seq < last;) {
+    ++seq;
+    retire(ring_[seq % kRingSize], trace::enabled() ? trace::now_ticks() : 0);
+  }
+  return seq;
+}
+
 void Stream::run_slot(Slot& slot, uint64_t seq) noexcept {
-  const bool traced = trace::enabled();
-  const int64_t start = traced ? trace::now_ticks() : 0;
+  const int64_t started = trace::enabled() ? trace::now_ticks() : 0;
   try {
     slot.active->run();
   } catch (...) {
     late_error_.keep(std::make_shared<LateError>(std::current_exception(), slot.source, unwrap().device()), seq);
   }
+  retire(slot, started);
+}
+
+void Stream::retire(Slot& slot, int64_t started) noexcept {
   slot.active->release();
-  if (traced) {
+  if (started != 0) {
     trace::Record entry;
     entry.name = slot.source.name;
     entry.signature = slot.source.signature;
     entry.correlation = slot.source.correlation;
     entry.enqueued = slot.enqueue_time;
-    entry.started = start;
+    entry.started = started;
     entry.ended = trace::now_ticks();
     entry.device = device_;
     entry.stream = static_cast<int32_t>(id_);

@@ -103,6 +103,9 @@ class Stream {
   void executor_main();
   void ensure_executor();
   void run_slot(Slot& slot, uint64_t seq) noexcept;
+  // Runs launch `seq` and what it takes along; returns the last one's number.
+  uint64_t run_from(uint64_t seq) noexcept;
+  void retire(Slot& slot, int64_t started) noexcept;
   void finish(uint64_t seq) noexcept;
 
   const c10::DeviceIndex device_;

@@ -21,6 +21,10 @@ LNC_ALIAS_VARIABLE = "NEURON_RT_VIRTUAL_CORE_SIZE"
 BLOCKING_VARIABLE = "NEURON_LAUNCH_BLOCKING"
 HOST_AUTOCAST_VARIABLE = "TORCH_NEURONX_HOST_AUTOCAST"
 NARROW_VARIABLE = "TORCH_NEURONX_NARROW_64BIT"
+EAGER_MODE_VARIABLE = "TORCH_NEURONX_EAGER_MODE"
+EAGER_MODES = ("strict", "adaptive", "verify")
+# The real device's switch for its form of the adaptive mode.
+CONCATENATION_VARIABLE = "TORCH_NEURONX_ENABLE_CONCATENATION"
 # Read by the core, which takes what it does not understand for off.
 CORE_SWITCHES = ("TORCH_NEURONX_HOST_RNG", "TORCH_NEURONX_FORBID_FALLBACK", "TORCH_NEURONX_GUARD_MEMORY")
 
@@ -37,6 +41,7 @@ class DeviceConfig:
     core_ids: tuple[int, ...]  # logical core behind each device index, counted over all chips
     launch_blocking: bool
     narrow_64bit: bool = False  # 64-bit numbers hold 32 bits, as on the chip
+    eager_mode: str = "strict"  # at the start
 
     @property
     def device_count(self) -> int:
@@ -64,6 +69,7 @@ def read_config(environ: Mapping[str, str] = os.environ) -> DeviceConfig:
         core_ids=_read_core_ids(environ, chip.devices_per_chip(lnc)),
         launch_blocking=read_bool(environ, BLOCKING_VARIABLE),
         narrow_64bit=read_bool(environ, NARROW_VARIABLE),
+        eager_mode=_read_eager_mode(environ),
     )
 
 
@@ -86,6 +92,8 @@ def configure_core() -> DeviceConfig:
         )
         if read_bool(os.environ, HOST_AUTOCAST_VARIABLE):
             _C.set_host_autocast(True)
+        if config.eager_mode != "strict":
+            _C._set_eager_mode(config.eager_mode)
     return config
 
 
@@ -104,6 +112,14 @@ def read_bool(environ: Mapping[str, str], variable: str, *, default: bool = Fals
     if text in _FALSE:
         return False
     raise ValueError(f"{variable}={environ[variable]!r}: expected 1 or 0")
+
+
+def _read_eager_mode(environ: Mapping[str, str]) -> str:
+    concatenation = read_bool(environ, CONCATENATION_VARIABLE)
+    mode = environ.get(EAGER_MODE_VARIABLE, "").strip().lower()
+    if mode and mode not in EAGER_MODES:
+        raise ValueError(f"{EAGER_MODE_VARIABLE}={environ[EAGER_MODE_VARIABLE]!r}: expected {', '.join(EAGER_MODES)}")
+    return mode or ("adaptive" if concatenation else "strict")
 
 
 def _read_chip(environ: Mapping[str, str]) -> ChipSpec:

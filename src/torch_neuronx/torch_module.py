@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch_neuronx import _C, amp, devices, memory, patches, random, serialization, streams
+from torch_neuronx.adaptive import adaptive_stats, eager_mode, get_eager_mode
 from torch_neuronx.amp import get_amp_supported_dtype, host_autocast, is_bf16_supported, is_host_autocast_enabled
 from torch_neuronx.compiler.metrics import get_dynamo_metrics, reset_dynamo_metrics
 from torch_neuronx.devices import (
@@ -130,6 +131,7 @@ __all__ = [
     "amp",
     "AcceleratorError",
     "OutOfMemoryError",
+    "adaptive_stats",
     "can_device_access_peer",
     "clear_op_tracking",
     "current_device",
@@ -138,12 +140,14 @@ __all__ = [
     "device",
     "device_count",
     "device_of",
+    "eager_mode",
     "get_amp_supported_dtype",
     "get_arch_list",
     "get_device_capability",
     "get_dynamo_metrics",
     "get_device_name",
     "get_device_properties",
+    "get_eager_mode",
     "get_executed_ops",
     "get_fallback_ops",
     "get_rng_state",

@@ -80,8 +80,8 @@ def read(b: Builder) -> None:
         return
     code = b.random.choice(
         (
-            f"{name}.cpu()",
-            f"{name}.cpu()",
+            f"{name}.detach().cpu()",
+            f"{name}.to('cpu', copy=True)",
             f"{name}.tolist()",
             f"{name}.sum().item()",
             f"{name}.reshape(-1)[0].item()",

@@ -132,6 +132,10 @@ class _Comparison:
                 self.owed = (index, expected.error)
                 self.patience = step.patience
                 return None
+            # Of a step's operators that fail, one raises at the call, and one before it may have been queued.
+            for error in self.machine.synchronize():
+                if not same_error(expected.error, error):
+                    return f"late error {brief(error)} of a step that had to raise {brief(expected.error)}"
         return difference(expected, actual)
 
     def _collect(self) -> str | None:
