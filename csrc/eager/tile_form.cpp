@@ -134,7 +134,7 @@ std::optional<float> number_of(const c10::IValue& value, const at::Tensor& like)
 
 } // namespace
 
-bool is_one(const c10::IValue& value) {
+bool stands_for_one(const c10::IValue& value) {
   return (value.isDouble() && value.toDouble() == 1) || (value.isInt() && value.toInt() == 1);
 }
 
@@ -188,7 +188,7 @@ bool append_steps(
         step.has_y = true;
       } else if (form.z < 0 && op != TileOp::Lerp) {
         const auto number = number_of(value, x);
-        if (!number || (numbers.exists() && !is_one(numbers.at(i)))) {
+        if (!number || (numbers.exists() && !stands_for_one(numbers.at(i)))) {
           return refuse();
         }
         step.arguments.number = form.minus ? -*number : *number;

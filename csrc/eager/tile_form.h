@@ -49,7 +49,7 @@ struct TileStep {
 using TileResult = std::function<void*(size_t index, const at::Tensor& tensor)>;
 
 // Whether the argument `number` changes nothing.
-bool is_one(const c10::IValue& value);
+bool stands_for_one(const c10::IValue& value);
 
 // Appends the steps of a call, one a tensor. False, with `steps` as before: the call is nothing for tiles. Reads the
 // numbers in tensors without dimensions.

@@ -99,7 +99,7 @@ torch::jit::Stack arguments_like(
   torch::jit::Stack made;
   for (size_t i = 0; i < given.size(); ++i) {
     const auto index = static_cast<int8_t>(i);
-    const bool keeps = index == form.number && is_one(given[i]); // which tile_choice.h keeps apart
+    const bool keeps = index == form.number && stands_for_one(given[i]); // which tile_choice.h keeps apart
     const auto& tensor = index == form.y ? operands.y : index == form.z ? operands.z : operands.x;
     made.push_back(keeps ? given[i] : like(given[i], tensor, scalar));
   }

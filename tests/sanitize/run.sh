@@ -11,7 +11,7 @@ shift
 python=${PYTHON:-python3}
 package=build/sanitize-$kind
 tests="tests/smoke tests/test_streams.py tests/test_late_errors.py tests/test_memory*.py tests/test_trace.py
-  tests/test_random.py tests/test_products.py tests/test_endurance.py tests/test_endurance_processes.py"
+  tests/test_random.py tests/test_products.py tests/test_adaptive.py tests/test_endurance.py tests/test_endurance_processes.py"
 
 NEURON_BUILD_SANITIZE=$kind "$python" build_core.py --package "$package"
 
