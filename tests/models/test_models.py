@@ -1,5 +1,5 @@
 """Models of examples/, transformers and diffusers on neuron: eager as on the CPU to the bit, compiled within rounding
-of that and to the bit what Inductor computes on the CPU.
+of that and, in float32, to the bit what Inductor computes on the CPU.
 
 Run by `make test-models`, in an environment of its own (requirements/models.txt).
 """
@@ -14,7 +14,16 @@ import torch
 
 from .case import Case
 from .device_models import DEVICE_MODELS
-from .training_step import Step, assert_close, graphs_since_reset, inputs_in, inputs_on, reset_counters, step
+from .training_step import (
+    Step,
+    assert_as_precise,
+    assert_close,
+    graphs_since_reset,
+    inputs_in,
+    inputs_on,
+    reset_counters,
+    step,
+)
 
 pytestmark = pytest.mark.models
 
@@ -69,9 +78,15 @@ def test_compiled(case: Case, dtype: torch.dtype, expected: Step) -> None:
     model = copy.deepcopy(case.model).to("neuron")
     inputs = inputs_on("neuron", case.inputs)
     compiled = torch.compile(model, backend="neuron")
+    if dtype is not torch.float32:
+        in_float64 = copy.deepcopy(case.model).double()
+        exact = step(in_float64, in_float64, inputs_in(torch.float64, case.inputs))
     for _ in range(2):
         actual = step(model, compiled, inputs)
-        assert_close(actual, expected, case.tolerance[dtype])
+        if dtype is torch.float32:
+            assert_close(actual, expected, case.tolerance[dtype])
+        else:
+            assert_as_precise(actual, expected, exact, case.tolerance[dtype])
     graphs = graphs_since_reset()
     assert (graphs.captured, graphs.breaks) == (case.graphs, case.breaks)
     reasons = [graph["python_reason"] for graph in torch.neuron.get_dynamo_metrics() if graph["python_reason"]]
@@ -81,4 +96,6 @@ def test_compiled(case: Case, dtype: torch.dtype, expected: Step) -> None:
     on_the_cpu = step(case.model, torch.compile(case.model, backend="inductor"), case.inputs)
     assert graphs_since_reset() == graphs
     assert actual.gradients.keys() == on_the_cpu.gradients.keys()
-    assert_close(actual, on_the_cpu, tolerance=0)
+    # In 16 bits PyTorch decomposes normalisation otherwise for the CPU: it rounds the statistics for the backward.
+    if dtype is torch.float32:
+        assert_close(actual, on_the_cpu, tolerance=0)
