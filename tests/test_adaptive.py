@@ -181,6 +181,22 @@ def test_optimizers(dtype: torch.dtype, optimizer: str) -> None:
     assert torch.neuron.adaptive_stats()["launches_saved"] > before
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_too_large_for_the_dtype(dtype: torch.dtype) -> None:
+    def work(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2 + 1
+        return (y + 1e300, y * -1e39, y * 3.4e38, y / 1e300, y * float("inf"))
+
+    check(work, torch.randn(100).to(dtype))
+    x = torch.ones(100, dtype=dtype, device="neuron")
+    torch.neuron.synchronize()
+    with pytest.raises(RuntimeError, match="overflow"):
+        for _ in range(ROUNDS):
+            y = x * 2 + 1
+            torch.add(y, x, alpha=1e300)
+            torch.neuron.synchronize()
+
+
 def test_lists_whose_tensors_share_memory() -> None:
     def work(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         halves = [x[:50], x[50:]]

@@ -3,6 +3,7 @@
 #include <c10/core/Scalar.h>
 #include <c10/util/BFloat16.h>
 
+#include <cmath>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -108,10 +109,20 @@ bool lie_alike(const at::Tensor& tensor, const at::Tensor& like) {
          tensor.sizes() == like.sizes() && tensor.strides() == like.strides() && !tensor.is_neg();
 }
 
+// A number too large for the dtype is an error in some kernels and infinite in others: these are for PyTorch.
+std::optional<float> fitting(double number, TileDtype dtype) {
+  const auto narrow = static_cast<float>(number);
+  const float stored = dtype == TileDtype::BFloat16 ? static_cast<float>(c10::BFloat16(narrow)) : narrow;
+  return std::isinf(stored) && !std::isinf(number) ? std::nullopt : std::optional(narrow);
+}
+
 // The number that a scalar or a tensor without dimensions stands for in a kernel for `like`.
-std::optional<float> number_of(const c10::IValue& value, const at::Tensor& like) {
-  if (value.isDouble() || value.isInt()) {
-    return value.isDouble() ? static_cast<float>(value.toDouble()) : static_cast<float>(value.toInt());
+std::optional<float> number_of(const c10::IValue& value, const at::Tensor& like, TileDtype dtype) {
+  if (value.isDouble()) {
+    return fitting(value.toDouble(), dtype);
+  }
+  if (value.isInt()) {
+    return static_cast<float>(value.toInt());
   }
   if (value.isScalar() || !value.isTensor()) {
     return std::nullopt;
@@ -122,9 +133,9 @@ std::optional<float> number_of(const c10::IValue& value, const at::Tensor& like)
   }
   switch (tensor.scalar_type()) {
     case c10::kFloat:
-      return *static_cast<const float*>(tensor.const_data_ptr());
+      return fitting(*static_cast<const float*>(tensor.const_data_ptr()), dtype);
     case c10::kDouble:
-      return static_cast<float>(*static_cast<const double*>(tensor.const_data_ptr()));
+      return fitting(*static_cast<const double*>(tensor.const_data_ptr()), dtype);
     case c10::kLong:
       return static_cast<float>(*static_cast<const int64_t*>(tensor.const_data_ptr()));
     default:
@@ -174,7 +185,7 @@ bool append_steps(
     step.arguments.x = x.const_data_ptr();
     step.arguments.number = 1;
     if (numbers.exists()) {
-      const auto number = number_of(numbers.at(i), x);
+      const auto number = number_of(numbers.at(i), x, *dtype);
       if (!number) {
         return refuse();
       }
@@ -187,7 +198,7 @@ bool append_steps(
         step.arguments.y = value.toTensor().const_data_ptr();
         step.has_y = true;
       } else if (form.z < 0 && op != TileOp::Lerp) {
-        const auto number = number_of(value, x);
+        const auto number = number_of(value, x, *dtype);
         if (!number || (numbers.exists() && !stands_for_one(numbers.at(i)))) {
           return refuse();
         }

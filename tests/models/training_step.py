@@ -97,7 +97,7 @@ def assert_as_precise(actual: Step, eager: Step, exact: Step, tolerance: float) 
         pairs[f"buffer {name}"] = (actual.buffers[name], eager.buffers[name], theirs)
     for what, (mine, eagers, exacts) in pairs.items():
         allowed = tolerance * _largest(exacts) + noise + 2 * _largest(eagers.double() - exacts)
-        _assert_tensor(mine.double(), exacts, allowed, what)
+        _assert_tensor(mine.double(), exacts.double(), allowed, what)
 
 
 def _assert_tensor(actual: torch.Tensor, expected: torch.Tensor, difference: float, what: str) -> None:
