@@ -30,7 +30,8 @@ std::string kind_of(const c10::IValue& value) {
 std::string kinds_of(const c10::OperatorHandle& op, const TileForm& form, const torch::jit::Stack& arguments) {
   std::string kinds = c10::toString(op.operator_name());
   for (size_t i = 0; i < arguments.size(); ++i) {
-    kinds += ", " + (static_cast<int8_t>(i) == form.number && stands_for_one(arguments[i]) ? "1" : kind_of(arguments[i]));
+    kinds +=
+        ", " + (static_cast<int8_t>(i) == form.number && stands_for_one(arguments[i]) ? "1" : kind_of(arguments[i]));
   }
   return kinds;
 }

@@ -21,6 +21,7 @@ class Case:
         graphs: graphs that Dynamo captures in one training step.
         breaks: graph breaks on the way.
         python_reasons: why graphs are called through Python instead of as steps of the core, one entry a graph.
+        inductors_bits: whether float32 code is to the bit what Inductor computes on the CPU.
         tolerance: of compiled code by dtype, relative to the largest value of a tensor. Inductor reorders sums, and
             keeps in float32 what eager code rounds to bfloat16 between two operators.
     """
@@ -30,6 +31,7 @@ class Case:
     graphs: int = 1
     breaks: int = 0
     python_reasons: list[str] = field(default_factory=list)
+    inductors_bits: bool = True
     tolerance: dict[torch.dtype, float] = field(default_factory=lambda: {torch.float32: 2e-5, torch.bfloat16: 2e-2})
 
 

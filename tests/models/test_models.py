@@ -93,9 +93,11 @@ def test_compiled(case: Case, dtype: torch.dtype, expected: Step) -> None:
     assert reasons == case.python_reasons
 
     reset_counters()
-    on_the_cpu = step(case.model, torch.compile(case.model, backend="inductor"), case.inputs)
+    on_the_cpu = step(
+        case.model, torch.compile(case.model, backend="inductor", options={"layout_optimization": False}), case.inputs
+    )
     assert graphs_since_reset() == graphs
     assert actual.gradients.keys() == on_the_cpu.gradients.keys()
     # In 16 bits PyTorch decomposes normalisation otherwise for the CPU: it rounds the statistics for the backward.
-    if dtype is torch.float32:
+    if dtype is torch.float32 and case.inductors_bits:
         assert_close(actual, on_the_cpu, tolerance=0)

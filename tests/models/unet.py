@@ -24,4 +24,5 @@ def build() -> Case:
         "timestep": torch.tensor([3, 500]),
         "encoder_hidden_states": floats(BATCH, SEQUENCE, 16),
     }
-    return Case(model, inputs)
+    # PyTorch decomposes group normalisation for the CPU into other products than for devices.
+    return Case(model, inputs, inductors_bits=False)

@@ -26,6 +26,10 @@ from .retarget import neuron_device_index, refuse_storage_changes, retarget
 
 register_device_interface()
 
+# Where we choose otherwise than Inductor. With convolutions in channels-last layout Inductor of torch 2.13 gives wrong
+# gradients for a diffusers UNet, on the CPU, too: tests/models has it.
+OWN_DEFAULTS = {"layout_optimization": False}
+
 
 def neuron(
     gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: dict[str, Any] | None = None
@@ -57,7 +61,7 @@ def _compile(gm: GraphModule, example_inputs: Sequence[Any], parsed: Options) ->
     policy = LaunchPolicy(parsed.model_name)
     inner = functools.partial(compile_on_host, neuron_options=parsed, neuron_policy=policy)
     use_cache_directory()
-    patches = {**parsed.inductor, "cudagraph_policy": policy, "aot_inductor.metadata": _key(parsed)}
+    patches = {**OWN_DEFAULTS, **parsed.inductor, "cudagraph_policy": policy, "aot_inductor.metadata": _key(parsed)}
     return compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches)  # type: ignore[return-value]
 
 
