@@ -79,8 +79,8 @@ def test_compiled(case: Case, dtype: torch.dtype, expected: Step) -> None:
     inputs = inputs_on("neuron", case.inputs)
     compiled = torch.compile(model, backend="neuron")
     if dtype is not torch.float32:
-        in_float64 = copy.deepcopy(case.model).double()
-        exact = step(in_float64, in_float64, inputs_in(torch.float64, case.inputs))
+        in_float32 = copy.deepcopy(case.model).float()
+        exact = step(in_float32, in_float32, inputs_in(torch.float32, case.inputs))
     for _ in range(2):
         actual = step(model, compiled, inputs)
         if dtype is torch.float32:

@@ -81,7 +81,7 @@ def assert_close(actual: Step, expected: Step, tolerance: float) -> None:
 
 
 def assert_as_precise(actual: Step, eager: Step, exact: Step, tolerance: float) -> None:
-    """Compares with float64: `actual` may be off by as much as the tolerance allows, and twice what `eager` is off.
+    """Compares with float32: `actual` may be off by as much as the tolerance allows, and twice what `eager` is off.
 
     For dtypes whose rounding makes more of a gradient than any fixed tolerance: the first layers of a network with batch
     normalisation have gradients that are off by a fifth in bfloat16, compiled or not.
@@ -96,7 +96,7 @@ def assert_as_precise(actual: Step, eager: Step, exact: Step, tolerance: float) 
     for name, theirs in exact.buffers.items():
         pairs[f"buffer {name}"] = (actual.buffers[name], eager.buffers[name], theirs)
     for what, (mine, eagers, exacts) in pairs.items():
-        allowed = tolerance * _largest(exacts) + noise + 2 * _largest(eagers.double() - exacts)
+        allowed = tolerance * _largest(exacts) + noise + 2 * _largest(eagers.double() - exacts.double())
         _assert_tensor(mine.double(), exacts.double(), allowed, what)
 
 
