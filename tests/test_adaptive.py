@@ -34,8 +34,8 @@ def occupy(matrix: Tensor) -> None:
         matrix @ matrix
 
 
-def check(work: Callable[..., object], *tensors: Tensor, regions: bool = True) -> None:
-    """`work` may write its arguments; it gives the CPU's bits on the device, and its launches share regions."""
+def check(work: Callable[..., object], *tensors: Tensor, regions: bool | None = True) -> None:
+    """`work` may write its arguments; it gives the CPU's bits on the device, and its launches share regions (None: or not)."""
     busy = torch.randn(700, 700, device="neuron")
     before = torch.neuron.adaptive_stats()["launches_saved"]
     for _ in range(ROUNDS):
@@ -47,7 +47,8 @@ def check(work: Callable[..., object], *tensors: Tensor, regions: bool = True) -
         for a, e in zip(flat((actual, device)), flat((expected, host)), strict=True):
             assert a.dtype == e.dtype
             torch.testing.assert_close(a.cpu(), e, rtol=0, atol=0, equal_nan=True)
-    assert (torch.neuron.adaptive_stats()["launches_saved"] > before) == regions
+    if regions is not None:
+        assert (torch.neuron.adaptive_stats()["launches_saved"] > before) == regions
 
 
 def flat(value: object) -> Iterator[Tensor]:
@@ -221,6 +222,36 @@ def test_lists_of_other_lengths_and_numbers() -> None:
         return (*torch._foreach_sqrt(lists), *torch._foreach_lerp(lists, lists[::1], 0.7))
 
     check(work, torch.rand(10), torch.rand(300), torch.rand(5, 5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_that_one_signature_leaves_out(dtype: torch.dtype) -> None:
+    """How a kernel rounds can depend on a number's value and type; a signature holds neither."""
+    x, y = torch.randn(5000).to(dtype), torch.randn(5000).to(dtype)
+    for alpha in (1, 0.3, 1.0, 3, -0.7, 1):
+        check(lambda x, y, a=alpha: ((x * 2).add(y, alpha=a) * y, x.clone().add_(y, alpha=a)), x, y, regions=None)
+    for number in (3, 0.3, 1, 0.7):
+
+        def work(x: Tensor, y: Tensor, n: float = number) -> tuple[Tensor, ...]:
+            lists = [x * 2, y * 2]
+            torch._foreach_mul_(lists, n)
+            torch._foreach_mul_(lists, [n, 0.3])
+            torch._foreach_add_(lists, [1, n])
+            torch._foreach_add_(lists, [y, x], alpha=n)
+            return (*lists,)
+
+        check(work, x, y, regions=None)
+
+
+def test_lists_of_two_dtypes() -> None:
+    def work(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        lists = [x * 2, y * 2]
+        torch._foreach_mul_(lists, 0.3)
+        torch._foreach_add_(lists, [y.to(lists[0].dtype), x.to(lists[1].dtype)], alpha=0.3)
+        return (*torch._foreach_sqrt(lists),)
+
+    check(work, torch.rand(3000), torch.rand(3000).bfloat16())
+    check(work, torch.rand(3000).bfloat16(), torch.rand(3000))
 
 
 def test_an_error_amid_a_run_is_raised_once() -> None:

@@ -224,8 +224,8 @@ bool OpLaunch::append_tile_steps(std::vector<TileStep>& steps) {
     return false;
   }
   follow_thread_settings(own_thread_count_);
-  record_->tiles.find_out(entry_->op, *entry_->tile_form, stack_);
-  if (!record_->tiles.allowed()) {
+  const auto variant = record_->tiles.variant_for(entry_->op, *entry_->tile_form, stack_);
+  if (!variant) {
     return false;
   }
   const auto result = [this](size_t index, const at::Tensor& like) -> void* {
@@ -236,7 +236,7 @@ bool OpLaunch::append_tile_steps(std::vector<TileStep>& steps) {
                       same(like.strides(), spec.strides);
     return fits ? block->allocation.ptr : nullptr;
   };
-  return append_steps(*entry_->tile_form, record_->tiles.variant(), stack_, result, steps);
+  return append_steps(*entry_->tile_form, *variant, stack_, result, steps);
 }
 
 void OpLaunch::check_result(size_t index, const at::Tensor& result) {

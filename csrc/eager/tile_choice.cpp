@@ -3,6 +3,7 @@
 #include "eager/tile_form.h"
 #include "eager/tile_trial.h"
 
+#include <algorithm>
 #include <exception>
 #include <mutex>
 
@@ -10,8 +11,19 @@ namespace neuron::eager {
 
 namespace {
 
-// What decides how a kernel computes: is it a tensor, one without dimensions, a number, and of which dtype? Of a list,
-// the first one counts; append_steps looks at the others.
+const char* const kMixed = "mixed list"; // for which no trial speaks
+
+bool same_kind(const c10::IValue& a, const c10::IValue& b) {
+  if (a.isTensor() && b.isTensor()) {
+    const at::Tensor& left = a.toTensor();
+    const at::Tensor& right = b.toTensor();
+    return left.defined() && right.defined() && left.scalar_type() == right.scalar_type() &&
+           (left.dim() == 0) == (right.dim() == 0);
+  }
+  return (a.isDouble() && b.isDouble()) || (a.isInt() && b.isInt());
+}
+
+// What decides how a kernel computes: is it a tensor, one without dimensions, a number, and of which dtype?
 std::string kind_of(const c10::IValue& value) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
@@ -22,7 +34,9 @@ std::string kind_of(const c10::IValue& value) {
   }
   if (value.isList()) {
     const auto items = value.toListRef();
-    return items.empty() ? "empty" : "list of " + kind_of(items[0]);
+    const bool alike =
+        std::all_of(items.begin(), items.end(), [&](const c10::IValue& item) { return same_kind(item, items[0]); });
+    return items.empty() || !alike ? kMixed : "list of " + kind_of(items[0]);
   }
   return value.tagKind();
 }
@@ -67,22 +81,20 @@ Known& all_known() {
 
 } // namespace
 
-void TileChoice::find_out(const c10::OperatorHandle& op, const TileForm& form, const torch::jit::Stack& arguments) {
-  if (verdict_.load(std::memory_order_relaxed) != kUnknown) {
-    return;
+std::optional<kernels::TileVariant> TileChoice::variant_for(
+    const c10::OperatorHandle& op, const TileForm& form, const torch::jit::Stack& arguments) const {
+  if (forbidden_.load(std::memory_order_relaxed)) {
+    return std::nullopt;
   }
   Known& known = all_known();
   const std::string kinds = kinds_of(op, form, arguments);
   std::lock_guard<std::mutex> lock(known.mutex);
   auto found = known.variants.find(kinds);
   if (found == known.variants.end()) {
-    found = known.variants.emplace(kinds, try_variants(op, form, arguments)).first;
+    const bool mixed = kinds.find(kMixed) != std::string::npos;
+    found = known.variants.emplace(kinds, mixed ? kVariants : try_variants(op, form, arguments)).first;
   }
-  verdict_.store(found->second == kVariants ? kDiffers : found->second, std::memory_order_relaxed);
-}
-
-kernels::TileVariant TileChoice::variant() const noexcept {
-  return variant_of(verdict_.load(std::memory_order_relaxed));
+  return found->second == kVariants ? std::nullopt : std::optional(variant_of(found->second));
 }
 
 std::unordered_map<std::string, bool> TileChoice::known() {
