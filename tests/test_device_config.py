@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,13 @@ def test_visible_cores_win_over_the_number() -> None:
 )
 def test_eager_mode(environ: dict[str, str], mode: str) -> None:
     assert read_config(environ).eager_mode == mode
+
+
+def test_the_variable_sets_the_eager_mode() -> None:
+    code = "import torch; torch.ones(1, device='neuron'); print(torch.neuron.get_eager_mode())"
+    environment = {**os.environ, "TORCH_NEURONX_EAGER_MODE": "adaptive"}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "adaptive"
 
 
 @pytest.mark.parametrize(
