@@ -49,6 +49,8 @@ def count_experts(chosen: Tensor) -> Tensor:
 
 attention = functools.partial(F.scaled_dot_product_attention, is_causal=True)
 HEADS = (2, 3, 8, 16)
+BFLOAT16 = floats(32, 64, dtype=torch.bfloat16)
+INT8 = (floats(32, 64) * 10).to(torch.int8)
 
 # name: function, arguments
 STEPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
@@ -85,6 +87,16 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "decomposition": (lambda x: torch.linalg.svd(x)[1], (floats(4, 4),)),
     "parts": (lambda x: [part * 2 for part in x.split(2)], (floats(6, 4),)),
     "bfloat16": (lambda x, w: F.gelu(x @ w), (floats(6, 4, dtype=torch.bfloat16), floats(4, 8, dtype=torch.bfloat16))),
+    "grouped product": (
+        lambda x, w, ends: torch._grouped_mm(x, w, offs=ends),
+        (BFLOAT16, floats(4, 64, 32, dtype=torch.bfloat16), integers(8, 16, 20, 32).int()),
+    ),
+    "product of 8-bit integers": (torch._int_mm, (INT8, INT8.t().contiguous())),
+    "product of 8-bit floats": (
+        lambda x, y, one: torch._scaled_mm(x, y, one, one, out_dtype=torch.bfloat16),
+        (BFLOAT16.to(torch.float8_e4m3fn), BFLOAT16.to(torch.float8_e4m3fn).t(), torch.tensor(1.0)),
+    ),
+    "weights in 8 bits": (torch._weight_int8pack_mm, (BFLOAT16, INT8, floats(32, dtype=torch.bfloat16))),
     "embedding": (lambda w, i: F.embedding(i, w), (floats(9, 3, grad=True), integers(1, 4, 1))),
     "lstm": (lstm, (floats(5, 2, 4), floats(24, 4), floats(24, 6), floats(24), floats(24))),
     "to the host": (lambda x: (x * 2).cpu(), (floats(4, 5),)),
@@ -101,6 +113,7 @@ FAST = {
     "views of inputs",
     "a CPU scalar",
     "convolution",
+    "grouped product",
     "attention",
     "to the host",
 }

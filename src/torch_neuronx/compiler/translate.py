@@ -22,7 +22,17 @@ from torch_neuronx import _C
 NATIVE_NAMESPACES = ("aten", "prims", "inductor", "mkldnn", "onednn", "quantized", "mkl")
 
 # extern_kernels.NAME stands for this overload of aten::NAME.
-EXTERN_OVERLOADS = {"mm": "out", "addmm": "out", "bmm": "out", "baddbmm": "out", "convolution": "default"}
+EXTERN_OVERLOADS = {
+    "mm": "out",
+    "addmm": "out",
+    "bmm": "out",
+    "baddbmm": "out",
+    "_int_mm": "out",
+    "_scaled_mm": "out",
+    "_grouped_mm": "default",
+    "_weight_int8pack_mm": "default",
+    "convolution": "default",
+}
 
 _Op = _C._IntegerOp
 Expression = int | list[tuple[Any, int]]
