@@ -3,6 +3,7 @@
 #include "bindings/bindings.h"
 
 #include "eager/boxed_kernel.h"
+#include "eager/cut_log.h"
 #include "eager/eager_mode.h"
 #include "eager/fallback.h"
 #include "eager/op_entry.h"
@@ -169,6 +170,23 @@ py::dict adaptive_statistics() {
   return result;
 }
 
+void start_cut_log() {
+  TORCH_CHECK(eager::start_cut_log(), "cuts are being recorded already; one block at a time can do that");
+}
+
+// A list of (reason, launch, user's line or None, times).
+py::list finish_cut_log() {
+  py::list cuts;
+  for (const auto& [cut, launch, times] : eager::finish_cut_log()) {
+    py::object line = py::none();
+    if (launch.python_code != nullptr) {
+      line = py::str(describe_python_line(launch.python_code, launch.python_lasti));
+    }
+    cuts.append(py::make_tuple(eager::name_of(cut), launch.name, line, times));
+  }
+  return cuts;
+}
+
 py::dict launch_statistics() {
   const auto& counters = eager::launch_counters();
   const auto signatures = eager::signature_stats();
@@ -195,6 +213,9 @@ void bind_eager(py::module& module) {
   module.def("_set_eager_mode", &set_mode);
   module.def("_eager_mode", &mode);
   module.def("_adaptive_statistics", &adaptive_statistics);
+  module.def("_start_cut_log", &start_cut_log);
+  module.def("_finish_cut_log", &finish_cut_log);
+  module.def("_reset_adaptive_statistics", [] { eager::adaptive_counters().reset(); });
   module.def("_launch_statistics", &launch_statistics);
   module.def("_set_hand_off", &set_hand_off);
   module.def("_set_fallbacks_forbidden", &eager::set_fallbacks_forbidden);

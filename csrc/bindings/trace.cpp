@@ -34,7 +34,7 @@ class TraceReader {
           py::make_tuple(
               record.name, record.signature, trace::op_of(record.correlation), trace::annotation_of(record.correlation),
               record.enqueued, record.started, record.ended, record.device, record.stream, record.thread,
-              record.inline_run != 0));
+              record.inline_run != 0, record.region));
     }
     return launches;
   }

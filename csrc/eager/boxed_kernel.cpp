@@ -6,6 +6,7 @@
 #include "device/sync_debug.h"
 #include "eager/adopt.h"
 #include "eager/alias.h"
+#include "eager/cut_log.h"
 #include "eager/fallback.h"
 #include "eager/launch_generator.h"
 #include "eager/neuron_tensor.h"
@@ -343,7 +344,7 @@ void launch_operator(OpEntry& entry, torch::jit::Stack* stack, const LaunchOptio
     }
   }
   // Before the submit lock is taken: this needs the GIL, and who holds the GIL may be waiting for that lock.
-  const PythonLine line = record && entry.fails_late ? capture_python_line() : PythonLine{};
+  const PythonLine line = record && (entry.fails_late || logs_cuts()) ? capture_python_line() : PythonLine{};
   torch::jit::Stack results;
   {
     Stream::Submission submission(stream);

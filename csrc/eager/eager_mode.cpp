@@ -20,6 +20,8 @@ const char* name_of(Cut cut) noexcept {
   switch (cut) {
     case Cut::QueueEnd:
       return "end of queue";
+    case Cut::NoOperator:
+      return "not an operator";
     case Cut::OtherKind:
       return "not element-wise";
     case Cut::Arguments:
@@ -32,6 +34,15 @@ const char* name_of(Cut cut) noexcept {
       return "length";
   }
   return "";
+}
+
+void AdaptiveCounters::reset() noexcept {
+  for (auto* counter : {&regions, &launches_in_regions, &verified, &mismatches}) {
+    counter->store(0, std::memory_order_relaxed);
+  }
+  for (auto& cut : cuts) {
+    cut.store(0, std::memory_order_relaxed);
+  }
 }
 
 AdaptiveCounters& adaptive_counters() noexcept {

@@ -20,13 +20,14 @@ void set_eager_mode(EagerMode mode) noexcept;
 // Why a region ends.
 enum class Cut : uint8_t {
   QueueEnd,     // nothing is queued behind it
+  NoOperator,   // the next launch is a copy, an event, a compiled graph, ...
   OtherKind,    // the next launch is not an element-wise operator that regions can hold
   Arguments,    // the next operator's arguments are nothing for tiles, or tiles would give other bits
   OtherSizes,   // the next launch works on tensors of other sizes
   SharedMemory, // the next launch uses memory that the region writes in another way than number by number
   Length,       // it has as many launches as a region may have
 };
-constexpr size_t kCuts = 6;
+constexpr size_t kCuts = 7;
 const char* name_of(Cut cut) noexcept;
 
 struct AdaptiveCounters {
@@ -37,6 +38,7 @@ struct AdaptiveCounters {
   std::array<std::atomic<uint64_t>, kCuts> cuts{};
 
   void count(Cut cut) noexcept { cuts[static_cast<size_t>(cut)].fetch_add(1, std::memory_order_relaxed); }
+  void reset() noexcept;
 };
 AdaptiveCounters& adaptive_counters() noexcept;
 

@@ -1,5 +1,6 @@
 #include "eager/region_launch.h"
 
+#include "eager/cut_log.h"
 #include "eager/op_launch.h"
 #include "eager/tile_region.h"
 #include "memory/guard_pages.h"
@@ -89,7 +90,10 @@ size_t run_region(OpLaunch& first, const QueuedLaunches& queued) {
   std::vector<OpLaunch*> launches;
   std::vector<TileStep> steps;
   const auto add = [&](OpLaunch* launch) -> std::optional<Cut> {
-    if (launch == nullptr || !launch->for_tiles()) {
+    if (launch == nullptr) {
+      return Cut::NoOperator;
+    }
+    if (!launch->for_tiles()) {
       return Cut::OtherKind;
     }
     steps.clear();
@@ -103,10 +107,13 @@ size_t run_region(OpLaunch& first, const QueuedLaunches& queued) {
     return cut;
   };
   auto cut = add(&first);
-  for (size_t next = 0; !cut; ++next) {
+  while (!cut) {
+    const size_t next = launches.size() - 1;
     cut = next < queued.size() ? add(dynamic_cast<OpLaunch*>(&queued[next])) : Cut::QueueEnd;
   }
+  const size_t concerned = launches.size() - (is_about_next(*cut) ? 0 : 1); // 0 for the first, then those behind it
   adaptive_counters().count(*cut);
+  log_cut(*cut, concerned == 0 ? queued.first_source() : queued.source(concerned - 1));
   if (region.launches() == 0 || (region.launches() == 1 && region.lanes() == 1)) {
     first.run();
     return 0;

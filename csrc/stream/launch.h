@@ -12,12 +12,16 @@
 namespace neuron {
 
 struct LaunchPayload;
+struct LaunchSource;
 
 // The launches that are queued behind one that is about to run, the next one first.
 class QueuedLaunches {
  public:
   virtual size_t size() const noexcept = 0;
   virtual LaunchPayload& operator[](size_t index) const noexcept = 0;
+  virtual const LaunchSource& source(size_t index) const noexcept = 0;
+  // Of the launch that is about to run.
+  virtual const LaunchSource& first_source() const noexcept = 0;
 
  protected:
   ~QueuedLaunches() = default;

@@ -12,6 +12,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <csignal>
 #include <utility>
 
@@ -184,11 +185,13 @@ uint64_t Stream::run_from(uint64_t seq) noexcept {
    public:
     Behind(Stream& stream, uint64_t seq) : stream_(stream), seq_(seq) {}
     size_t size() const noexcept override { return static_cast<size_t>(stream_.submitted() - seq_); }
-    LaunchPayload& operator[](size_t index) const noexcept override {
-      return *stream_.ring_[(seq_ + 1 + index) % kRingSize].active;
-    }
+    LaunchPayload& operator[](size_t index) const noexcept override { return *slot(index + 1).active; }
+    const LaunchSource& source(size_t index) const noexcept override { return slot(index + 1).source; }
+    const LaunchSource& first_source() const noexcept override { return slot(0).source; }
 
    private:
+    const Slot& slot(size_t behind) const noexcept { return stream_.ring_[(seq_ + behind) % kRingSize]; }
+
     Stream& stream_;
     uint64_t seq_;
   };
@@ -201,13 +204,19 @@ uint64_t Stream::run_from(uint64_t seq) noexcept {
   } catch (...) {
     late_error_.keep(std::make_shared<LateError>(std::current_exception(), slot.source, unwrap().device()), seq);
   }
-  retire(slot, started);
-  // What was taken along has no time of its own.
-  for (const uint64_t last = seq + along; seq < last;) {
-    ++seq;
-    retire(ring_[seq % kRingSize], trace::enabled() ? trace::now_ticks() : 0);
+  const int64_t ended = started != 0 ? trace::now_ticks() : 0;
+  // Launches that ran together have no time of their own: each gets an equal part.
+  const auto launches = static_cast<int64_t>(along) + 1;
+  for (int64_t i = 0; i < launches; ++i) {
+    RunTime time;
+    if (started != 0) {
+      time.started = started + (ended - started) * i / launches;
+      time.ended = started + (ended - started) * (i + 1) / launches;
+      time.region = along == 0 ? 0 : std::max(uint32_t{1}, static_cast<uint32_t>(seq));
+    }
+    retire(ring_[(seq + static_cast<uint64_t>(i)) % kRingSize], time);
   }
-  return seq;
+  return seq + along;
 }
 
 void Stream::run_slot(Slot& slot, uint64_t seq) noexcept {
@@ -217,19 +226,20 @@ void Stream::run_slot(Slot& slot, uint64_t seq) noexcept {
   } catch (...) {
     late_error_.keep(std::make_shared<LateError>(std::current_exception(), slot.source, unwrap().device()), seq);
   }
-  retire(slot, started);
+  retire(slot, {started, started != 0 ? trace::now_ticks() : 0, 0});
 }
 
-void Stream::retire(Slot& slot, int64_t started) noexcept {
+void Stream::retire(Slot& slot, const RunTime& time) noexcept {
   slot.active->release();
-  if (started != 0) {
+  if (time.started != 0) {
     trace::Record entry;
     entry.name = slot.source.name;
     entry.signature = slot.source.signature;
     entry.correlation = slot.source.correlation;
     entry.enqueued = slot.enqueue_time;
-    entry.started = started;
-    entry.ended = trace::now_ticks();
+    entry.started = time.started;
+    entry.ended = time.ended;
+    entry.region = time.region;
     entry.device = device_;
     entry.stream = static_cast<int32_t>(id_);
     entry.inline_run = on_executor_thread() ? 0 : 1;

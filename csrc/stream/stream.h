@@ -105,7 +105,12 @@ class Stream {
   void run_slot(Slot& slot, uint64_t seq) noexcept;
   // Runs launch `seq` and what it takes along; returns the last one's number.
   uint64_t run_from(uint64_t seq) noexcept;
-  void retire(Slot& slot, int64_t started) noexcept;
+  struct RunTime {
+    int64_t started = 0; // ticks; 0: the trace was off then
+    int64_t ended = 0;
+    uint32_t region = 0; // of launches that ran together
+  };
+  void retire(Slot& slot, const RunTime& time) noexcept;
   void finish(uint64_t seq) noexcept;
 
   const c10::DeviceIndex device_;

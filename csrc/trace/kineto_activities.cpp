@@ -61,6 +61,7 @@ class ActivityMaker {
     add_device_event(record, type, op);
     if (types_.contains(ActivityType::GPU_USER_ANNOTATION)) {
       extend_annotation(record);
+      extend_region(record);
     }
   }
 
@@ -71,6 +72,12 @@ class ActivityMaker {
       GenericTraceActivity& activity = emplace(ActivityType::GPU_USER_ANNOTATION, annotation->name());
       place(activity, device, stream, span.first, span.second);
       activity.id = id; // not linked: the profiler's sums would count it as work of its own
+    }
+    for (const auto& [key, region] : regions_) {
+      const auto& [device, stream, number] = key;
+      GenericTraceActivity& activity = emplace(ActivityType::GPU_USER_ANNOTATION, describe(region));
+      place(activity, device, stream, region.started, region.ended);
+      activity.addMetadata("region", number);
     }
     buffer_->span.opCount = static_cast<int>(launches_);
     buffer_->gpuOpCount = static_cast<int>(launches_);
@@ -120,6 +127,9 @@ class ActivityMaker {
     activity.addMetadata("correlation", launches_);
     activity.addMetadata("signature", record.signature);
     activity.addMetadata("inline", record.inline_run != 0);
+    if (record.region != 0) {
+      activity.addMetadata("region", record.region); // its time is an equal part of the region's
+    }
     if (record.enqueued > 0) {
       activity.addMetadata("queued ns", std::max<int64_t>(0, record.started - record.enqueued));
     }
@@ -141,12 +151,45 @@ class ActivityMaker {
     }
   }
 
+  struct Region {
+    int64_t started = 0;
+    int64_t ended = 0;
+    std::vector<std::string_view> names;
+  };
+
+  void extend_region(const Record& record) {
+    if (record.region == 0) {
+      return;
+    }
+    Region& region = regions_[{record.device, record.stream, record.region}];
+    if (region.names.empty()) {
+      region.started = record.started;
+    }
+    region.ended = std::max(region.ended, record.ended);
+    region.names.push_back(record.name);
+  }
+
+  // "region of 4: aten::mul.Tensor, 3 aten::add_.Tensor"
+  static std::string describe(const Region& region) {
+    std::string text = "region of " + std::to_string(region.names.size()) + ":";
+    for (size_t first = 0, next = 0; first < region.names.size(); first = next) {
+      while (next < region.names.size() && region.names[next] == region.names[first]) {
+        ++next;
+      }
+      text += first == 0 ? " " : ", ";
+      text += next - first == 1 ? "" : std::to_string(next - first) + " ";
+      text += region.names[first];
+    }
+    return text;
+  }
+
   const std::set<ActivityType>& types_;
   const libkineto::getLinkedActivityCallback& linked_activity_;
   std::unique_ptr<libkineto::CpuTraceBuffer> buffer_;
   uint32_t launches_ = 0;
   // (device, stream, id of the annotation) to the first start and the last end of its launches there.
   std::map<std::tuple<int32_t, int32_t, int32_t>, std::pair<int64_t, int64_t>> annotations_;
+  std::map<std::tuple<int32_t, int32_t, uint32_t>, Region> regions_;
 };
 
 } // namespace

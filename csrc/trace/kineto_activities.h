@@ -15,7 +15,8 @@ namespace neuron::trace {
 // Makes, of the types asked for:
 //   CONCURRENT_KERNEL, GPU_MEMCPY  one device event a launch, on row (device, stream), linked to its CPU op;
 //   PRIVATEUSE1_RUNTIME            its submission on the CPU op's row, from which an arrow leads to the device event;
-//   GPU_USER_ANNOTATION            each record_function's span on the device rows that its launches ran on.
+//   GPU_USER_ANNOTATION            each record_function's span on the device rows that its launches ran on; and each
+//                                  region's, named after the launches that adaptive execution computed together.
 std::unique_ptr<libkineto::CpuTraceBuffer> make_activities(
     const std::vector<Record>& records, const std::set<libkineto::ActivityType>& types,
     const libkineto::getLinkedActivityCallback& linked_activity);

@@ -75,7 +75,7 @@ class Ring {
       return;
     }
     auto words = std::bit_cast<Words>(record);
-    words.back() = std::bit_cast<uint64_t>(std::array{thread, record.inline_run});
+    words.back() = std::bit_cast<uint64_t>(std::array{thread, record.region});
     for (size_t i = 0; i < words.size(); ++i) {
       slot.words[i].store(words[i], std::memory_order_release); // whoever sees the word sees the "writing" stamp
     }

@@ -21,10 +21,11 @@ struct Record {
   int64_t enqueued = 0; // at submission (0: the trace was off then), ...
   int64_t started = 0;  // ... before the launch ran, ...
   int64_t ended = 0;    // ... and after it
-  int32_t device = 0;
+  int16_t device = 0;
+  uint16_t inline_run = 0; // 1 when it ran on the caller's thread
   int32_t stream = 0;
-  uint32_t thread = 0;     // small number of the thread that ran it; filled in by append()
-  uint32_t inline_run = 0; // 1 when it ran on the caller's thread
+  uint32_t thread = 0; // small number of the thread that ran it; filled in by append()
+  uint32_t region = 0; // launches that ran together share a number within their stream; 0: it ran by itself
 };
 
 extern std::atomic<bool> g_enabled;

@@ -138,6 +138,17 @@ def synchronize(device: Device = None) -> None:
     _C.synchronize(core_index(device, optional=True))
 
 
+def synchronize_all() -> None:
+    """Waits for everything submitted to all devices, if anything was.
+
+    Raises:
+        The error of an earlier launch, once.
+    """
+    if _C.is_started():
+        for index in range(_C.device_count()):
+            _C.synchronize(index)
+
+
 class device:
     """Context manager that changes the current device.
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from torch_neuronx import _C
+from torch_neuronx.devices import synchronize_all
 
 __all__ = ["Launch", "Launches", "launches"]
 
@@ -31,10 +32,11 @@ class Launch(NamedTuple):
     stream: int  # 0 is the default stream
     thread: int  # a small number for the host thread that executed it
     inline: bool  # executed by the thread that submitted it
+    region: int = 0  # equal, on one stream, for launches that adaptive execution computed together; else 0
 
     @property
     def duration_ns(self) -> int:
-        """How long it was executed for."""
+        """How long it was executed for. Launches of a region have equal parts of the region's time."""
         return self.end_ns - self.start_ns
 
     @property
@@ -74,12 +76,6 @@ class Launches:
         self._reader.close()
 
 
-def _synchronize_all() -> None:
-    if _C.is_started():
-        for device in range(_C.device_count()):
-            _C.synchronize(device)
-
-
 @contextmanager
 def launches(capacity: int = 1 << 16) -> Iterator[Launches]:
     """Records the launches of all devices, streams and threads that are submitted within the block.
@@ -103,11 +99,11 @@ def launches(capacity: int = 1 << 16) -> Iterator[Launches]:
     """
     if capacity <= 0:
         raise ValueError(f"capacity must be positive, but it is {capacity}")
-    _synchronize_all()
+    synchronize_all()
     trace = Launches(capacity)
     try:
         yield trace
-        _synchronize_all()
+        synchronize_all()
     finally:
         trace.take()
         trace._close()

@@ -9,7 +9,13 @@ from typing import Any
 import torch
 
 from torch_neuronx import _C, amp, devices, memory, patches, random, serialization, streams
-from torch_neuronx.adaptive import adaptive_stats, eager_mode, get_eager_mode
+from torch_neuronx.adaptive import (
+    adaptive_stats,
+    eager_mode,
+    get_eager_mode,
+    record_adaptive_cuts,
+    reset_adaptive_stats,
+)
 from torch_neuronx.amp import get_amp_supported_dtype, host_autocast, is_bf16_supported, is_host_autocast_enabled
 from torch_neuronx.compiler.metrics import get_dynamo_metrics, reset_dynamo_metrics
 from torch_neuronx.devices import (
@@ -172,7 +178,9 @@ __all__ = [
     "memory",
     "query",
     "random",
+    "record_adaptive_cuts",
     "record_event",
+    "reset_adaptive_stats",
     "reset_dynamo_metrics",
     "seed",
     "seed_all",

@@ -23,7 +23,7 @@ Record record_of(uint64_t writer, uint64_t index) {
   record.signature = number;
   record.correlation = ~number;
   record.enqueued = record.started = record.ended = static_cast<int64_t>(number);
-  record.device = static_cast<int32_t>(writer);
+  record.device = static_cast<int16_t>(writer);
   return record;
 }
 
