@@ -157,6 +157,9 @@ std::unique_ptr<graph::Step> to_step(const py::tuple& spec) {
     step->sizes = to_tuple(spec[2]);
     step->strides = to_tuple(spec[3]);
     step->what = spec[4].cast<std::string>();
+    if (!spec[5].is_none()) {
+      step->dtype = to_dtype(spec[5]);
+    }
     return step;
   }
   TORCH_CHECK_VALUE(kind == "item", "unknown kind of step: ", kind);

@@ -43,6 +43,9 @@ void CheckLayoutStep::run(Frame& frame) const {
   TORCH_CHECK(
       same, what, " of a compiled graph has sizes ", tensor.sizes(), " and strides ", tensor.strides(),
       ", but the graph was compiled for sizes ", wanted_sizes, " and strides ", wanted_strides);
+  TORCH_CHECK(
+      !dtype || tensor.scalar_type() == *dtype, what, " of a compiled graph has dtype ", tensor.scalar_type(),
+      ", but the graph was compiled for ", dtype.value_or(c10::ScalarType::Undefined));
 }
 
 void ItemStep::run(Frame& frame) const {

@@ -54,10 +54,11 @@ struct FreeStep final : Step {
   void run(Frame& frame) const override { frame.slots[slot].reset(); }
 };
 
-// Throws AssertionError when an input or a result has another layout than the code was generated for.
+// Throws when an input or a result has another layout or dtype than the code was generated for.
 struct CheckLayoutStep final : Step {
   Slot slot = 0;
   IntegerTuple sizes, strides;
+  std::optional<c10::ScalarType> dtype; // nullopt: any
   std::string what;
   void run(Frame& frame) const override;
 };

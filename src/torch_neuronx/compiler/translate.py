@@ -237,14 +237,32 @@ class _Translator:
             case ast.Call(func=ast.Name(id="assert_alignment")):
                 pass  # device memory is aligned, and generated kernels load unaligned
             case ast.Call(func=ast.Name(id="assert_size_stride"), args=[tensor, sizes, strides, *rest]):
-                what = ast.unparse(tensor) + (f" ({self.constant(rest[0])})" if rest else "")
-                self.program.steps.append(
-                    ("check_layout", self.slot(tensor), self.integers(sizes), self.integers(strides), what)
-                )
+                self.check_layout(tensor, sizes, strides, rest)
+            case ast.Call(func=ast.Name(id="assert_tensor_metadata"), args=[tensor, sizes, strides, dtype, *rest]):
+                self.check_layout(tensor, sizes, strides, rest, self.constant(dtype))  # torch 2.14
+            case ast.Call(
+                func=ast.Name(id="assert_size_stride_grouped"),  # torch 2.14
+                args=[ast.Tuple(elts=tensors), ast.Tuple(elts=sizes), ast.Tuple(elts=strides), *rest],
+            ):
+                for each in zip(tensors, sizes, strides, strict=True):
+                    self.check_layout(*each, rest)
             case ast.Call(func=ast.Name(id=name)) if name in self.kernels:
                 self.kernel(name, call)
             case _:
                 self.operator(call)
+
+    def check_layout(
+        self,
+        tensor: ast.expr,
+        sizes: ast.expr,
+        strides: ast.expr,
+        rest: list[ast.expr],
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        what = ast.unparse(tensor) + (f" ({self.constant(rest[0])})" if rest else "")
+        self.program.steps.append(
+            ("check_layout", self.slot(tensor), self.integers(sizes), self.integers(strides), what, dtype)
+        )
 
     def results(self, values: list[ast.expr]) -> None:
         kinds = self.program.layout.results
