@@ -412,7 +412,7 @@ def test_hazard(name: str, mode: str) -> None:
 
 def in_own_process(code: str, mode: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-W", "ignore", "-c", code],  # Python 3.12 warns of fork beside threads
         check=False,
         env={**os.environ, "TORCH_NEURONX_EAGER_MODE": mode},
         capture_output=True,
