@@ -214,3 +214,27 @@ def test_copies_in_both_directions_from_two_threads() -> None:
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads), "a copy waits for ever"
     assert not failed
+
+
+def changed_chunk(device: str) -> torch.Tensor:
+    """A view that autograd refuses to follow, since another view of its base was changed."""
+    first, second = (torch.ones(6, 4, device=device, requires_grad=True) * 2).chunk(2)
+    with torch.no_grad():
+        second.zero_()
+    return first
+
+
+@pytest.mark.parametrize("source", ["cpu", "neuron"])
+@pytest.mark.parametrize("target", ["cpu", "neuron"])
+def test_data_is_swapped_without_autograd(source: str, target: str) -> None:
+    """`.data = x` takes the memory and asks for no gradient, so also of tensors that have none to give."""
+    other = changed_chunk(source)
+    leaf = torch.ones(3, device=target)
+    leaf.data = other
+    assert leaf.device.type == source and not leaf.requires_grad
+    assert torch.equal(leaf.cpu(), torch.full((3, 4), 2.0))
+    with pytest.raises(RuntimeError, match="multiple views"):
+        other.grad_fn  # noqa: B018
+    swapped = changed_chunk(source)
+    swapped.data = torch.zeros(2, device=target)
+    assert torch.equal(swapped.detach().cpu(), torch.zeros(2))

@@ -67,6 +67,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_local_scalar_dense", &local_scalar_dense);
 }
 
+// A question about two tensors, not a computation: autograd has no part in it, and asks views what it may not ask them.
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  m.impl("_has_compatible_shallow_copy_type", torch::CppFunction::makeFallthrough());
+}
+
 namespace {
 
 // Operators that have a composite kernel would never reach the fallback. Those that the CPU has a kernel of its own for
