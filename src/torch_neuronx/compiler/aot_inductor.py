@@ -22,6 +22,7 @@ from . import flex_attention
 from .cache_directory import use_cache_directory
 from .errors import CompilationError, location_of
 from .progress import progress
+from .random_operators import draws, is_random
 from .retarget import DEVICE_TYPE, neuron_device_index, refuse_storage_changes, retarget
 
 # The entry of a package's metadata that the loader reads: name, whether shapes depend on data, and the letters of
@@ -106,18 +107,8 @@ def _letters(values: Sequence[Any]) -> str:
 
 def _refuse_random_operators(gm: GraphModule) -> None:
     for node in gm.graph.nodes:
-        op = node.target
-        if isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags and _draws(op, node):
+        if is_random(node.target) and draws(node.target, node.args, node.kwargs):
             raise NotImplementedError(
-                f"AOTInductor for neuron: {op} would draw from the host's generator, not from the device's. Export the "
-                "module in eval mode, pass random numbers as an input, or use torch.compile"
+                f"AOTInductor for neuron: {node.target} would draw from the host's generator, not from the device's. "
+                "Export the module in eval mode, pass random numbers as an input, or use torch.compile"
             )
-
-
-def _draws(op: torch._ops.OpOverload, node: Node) -> bool:
-    """Attention draws only for dropout."""
-    for position, formal in enumerate(op._schema.arguments):
-        if formal.name == "dropout_p":
-            given = node.args[position] if position < len(node.args) else node.kwargs.get(formal.name)
-            return bool((formal.default_value if given is None else given) != 0)
-    return True

@@ -22,6 +22,7 @@ from .launch import FACTS_KEY, GraphFacts, LaunchPolicy
 from .metrics import GraphMetrics, next_graph_id, record
 from .options import Options, parse_options
 from .progress import progress
+from .random_operators import is_random
 from .retarget import neuron_device_index, refuse_storage_changes, retarget
 
 register_device_interface()
@@ -140,7 +141,13 @@ def _facts(gm: GraphModule) -> GraphFacts:
         ops=sum(node.op == "call_function" for node in gm.graph.nodes),
         input_bytes=_bytes(inputs),
         output_bytes=_bytes(results),
+        random=any(is_random(node.target) for module in _graphs(gm) for node in module.graph.nodes),
     )
+
+
+def _graphs(gm: GraphModule) -> list[GraphModule]:
+    """The graph, and those of its higher-order operators."""
+    return [module for module in gm.modules() if isinstance(module, GraphModule)]
 
 
 def _result_kind(value: Any) -> str:

@@ -32,6 +32,7 @@ class GraphFacts(NamedTuple):
     ops: int
     input_bytes: int | None
     output_bytes: int | None
+    random: bool
 
 
 FACTS_KEY = "neuron_graph"
@@ -83,7 +84,7 @@ def make_launch(compiled: CompiledFxGraph, facts: GraphFacts, name: str) -> Neur
     except Untranslatable as untranslatable:
         call = compiled.current_callable
         assert call is not None
-        program = python_program(call, name, layout, written).build()
+        program = python_program(call, name, layout, written, facts.random).build()
         return NeuronGraph(compiled, program, str(untranslatable), [])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,8 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from torch_neuronx import _C
+
+from .random_operators import DROPOUT_ARGUMENTS, DrawFromDevice, draws, is_random, with_generator
 
 # Operators of these libraries have C++ kernels; those of others may be Python and take the GIL.
 NATIVE_NAMESPACES = ("aten", "prims", "inductor", "mkldnn", "onednn", "quantized", "mkl")
@@ -122,13 +125,19 @@ def translate(source: str, module: ModuleType, name: str, layout: Layout, writte
     return _Translator(source, module, Program(name, layout, written)).run()
 
 
-def python_program(call: Callable[[list[Any]], Any], name: str, layout: Layout, written: list[int]) -> Program:
-    """A program that calls generated Python code: `call` takes the list of inputs and returns the results."""
+def python_program(
+    call: Callable[[list[Any]], Any], name: str, layout: Layout, written: list[int], random: bool
+) -> Program:
+    """A program that calls generated Python code: `call` takes the list of inputs and returns the results.
+
+    `random` says that the code may draw random numbers.
+    """
     integer_inputs = layout.inputs.count("i")
 
     def host_function(tensors: list[torch.Tensor], integers: list[int]) -> tuple[list[torch.Tensor], list[int]]:
         remaining = {"t": iter(tensors), "i": iter(integers)}
-        results = call([next(remaining[kind]) for kind in layout.inputs])
+        with DrawFromDevice(layout.device) if random else nullcontext():
+            results = call([next(remaining[kind]) for kind in layout.inputs])
         pairs = list(zip(layout.results, results, strict=True))
         returned = [int(value) for kind, value in pairs if kind == "i"]
         return [value for kind, value in pairs if kind in "th"], integers[:integer_inputs] + returned
@@ -420,9 +429,12 @@ class _Translator:
         if torch.Tag.dynamic_output_shape in op.tags or torch.Tag.data_dependent_output in op.tags:
             self.program.data_dependent = True
         given = self.given(op, call)
-        random = torch.Tag.nondeterministic_seeded in op.tags and not self.without_dropout(op, given)
+        random = self.draws(op, given)
         if random:
-            op = _with_generator(op)
+            drawing = with_generator(op)
+            if drawing is None:
+                raise Untranslatable(f"{op} draws from the process's generator")
+            op = drawing
         before = self.program.slots
         arguments: list[tuple[str, Any]] = []
         temporary: list[int] = []
@@ -471,13 +483,11 @@ class _Translator:
             raise Untranslatable(f"{op} with {sorted(given.keys() - known)}")
         return given
 
-    def without_dropout(self, op: OpOverload, given: dict[str, ast.expr]) -> bool:
-        """Attention draws only for dropout."""
-        for formal in op._schema.arguments:
-            if formal.name == "dropout_p":
-                node = given.get(formal.name)
-                return (formal.default_value if node is None else self.constant(node)) == 0
-        return False
+    def draws(self, op: OpOverload, given: dict[str, ast.expr]) -> bool:
+        if not is_random(op):
+            return False
+        constants = {name: self.constant(node) for name, node in given.items() if name in DROPOUT_ARGUMENTS}
+        return draws(op, (), constants)
 
     def argument(self, formal: Any, node: ast.expr) -> tuple[str, Any]:
         if self.is_tensor(node):
@@ -524,20 +534,6 @@ def _kernel_signatures(tree: ast.Module) -> dict[str, list[str]]:
             ):
                 kernels[name] = ast.literal_eval(types)
     return kernels
-
-
-def _with_generator(op: OpOverload) -> OpOverload:
-    """The overload of a random operator that draws from a given generator."""
-    wanted = [formal.name for formal in op._schema.arguments]
-    if "generator" in wanted:
-        return op
-    packet = op._overloadpacket
-    for overload in packet.overloads():
-        other = getattr(packet, overload)
-        names = [formal.name for formal in other._schema.arguments]
-        if "generator" in names and [name for name in names if name != "generator"] == wanted:
-            return other
-    raise Untranslatable(f"{op} draws from the process's generator")
 
 
 def _slots(variable: Variable) -> tuple[int, ...]:
